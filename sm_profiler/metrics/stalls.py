@@ -177,7 +177,7 @@ def as_run_on_device(steps: StepRows) -> StepRows | None:
     return attrs.evolve(steps, parts=PartTable.of(steps.parts).with_columns(found))
 
 
-MAX_CANDIDATES = 500  # gaps tried as periods; bounds the time for loops with very irregular steps
+MAX_CANDIDATES = 500  # periods that are tried; bounds the time for loops with very irregular steps
 
 
 @attrs.frozen(eq=False)
@@ -225,20 +225,15 @@ def find_stalls(iterations: Iterations) -> Stalls:
     """Find the long iterations, without those of the warm-up.
 
     On a busy machine all steps vary, and a repeated stall may not be visible in single iterations, but in the rank of all
-    of its period, or in the part that it hits. So both are searched for a period if long iterations have none.
+    of its period, which is searched for if long iterations have none.
     """
-    found = _long_in(iterations, iterations.length)
+    found = _long_in(iterations)
     if found.period is not None or len(iterations) < thresholds.MIN_STEPS:
         return found
     regular = _at_intervals(iterations)
     if regular is not None and regular.share >= max(thresholds.FLOOR, found.share * thresholds.PERIOD_COST):
         return regular
-    if not iterations.known.all():
-        return found
-    by_part = [_long_in(iterations, iterations.of(key)) for key in parts.iteration_keys()]
-    periodic = [one for one in by_part if one.period is not None and one.exact]
-    best = max(periodic, key=lambda one: one.share, default=found)
-    return best if best.share >= thresholds.FLOOR else found
+    return found
 
 
 def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:
@@ -264,7 +259,7 @@ def _at_intervals(iterations: Iterations) -> Stalls | None:
     warm = iterations.index >= thresholds.WARM_UP_STEPS
     index, length, middle = iterations.index[warm], iterations.length[warm], float(np.median(iterations.length))
     count = len(index)
-    if count < thresholds.MIN_STEPS or length.mean() - middle < thresholds.FLOOR * length.mean():
+    if count < thresholds.MIN_STEPS or length.mean() - middle <= thresholds.FLOOR * length.mean():
         return None
     rank, best = length.argsort(kind="stable").argsort(kind="stable") + 1.0, (0.0, 1, 0)
     for period in range(2, min(count // int(thresholds.PERIOD_REPEATS), MAX_CANDIDATES) + 1):
@@ -289,18 +284,18 @@ def _at_intervals(iterations: Iterations) -> Stalls | None:
     return Stalls(long, middle, excess, excess / total, period, True, grown[0], typical, agreement, collected, grown)
 
 
-def _long_in(iterations: Iterations, values: Floats) -> Stalls:
-    """Find iterations that are long because of `values`: their length, or the time of one part."""
+def _long_in(iterations: Iterations) -> Stalls:
+    """Find iterations that are much longer than others, and their period."""
     nothing = Stalls(
         np.zeros(len(iterations), np.bool_), float(np.median(iterations.length)) if len(iterations) else 0.0
     )
     if len(iterations) < thresholds.MIN_STEPS:
         return nothing
-    usual, middle = float(np.median(values)), nothing.median
+    values, usual = iterations.length, nothing.median
     spread = float(np.median(np.abs(values - usual)))
-    beyond = max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MADS * spread, thresholds.LONG_STEP_MS / 1e3)
+    beyond = max((thresholds.LONG_STEP - 1) * usual, thresholds.LONG_STEP_MADS * spread, thresholds.LONG_STEP_MS / 1e3)
     long = values > usual + beyond
-    longer = values > usual + max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MS / 1e3)
+    longer = values > usual + max((thresholds.LONG_STEP - 1) * usual, thresholds.LONG_STEP_MS / 1e3)
     for mask in (long, longer):
         mask[iterations.index < thresholds.WARM_UP_STEPS] = False
     total = float(iterations.length.sum())
@@ -320,7 +315,7 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
         excess = values[long] - usual
     grown, agreement = _grown_parts(iterations, long)
     return Stalls(
-        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, grown[0],
+        long, usual, float(excess.sum()), float(excess.sum()) / total, period, exact, grown[0],
         float(np.median(iterations.length[long])), agreement,
         float(np.minimum(iterations.gc[long], excess).sum()), grown,
     )  # fmt: skip

@@ -180,7 +180,7 @@ def test_a_save_after_the_loop_does_not_count():
 
 
 def test_names_logging_instead_of_time_outside_the_phases():
-    rows = training(400, outside=0.008)
+    rows = training(400, outside=0.0075)
     for second in range(1, 7):  # sums of short calls, a second's each
         rows.append(
             (event_names.LOG, "logging.Logger.handle", second + 0.3, 0.35, "algo-1-0", -1, {"calls": 600, **LINE})

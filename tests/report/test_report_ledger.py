@@ -382,7 +382,7 @@ def test_packing_what_is_exchanged_is_communication():
 
 @pytest.mark.parametrize(("count", "late"), [(3, False), (60, True)])
 def test_a_rank_is_late_by_more_than_its_samples_vary(count, late):
-    """What ranks do outside the phases only samples tell from waiting for each other."""
+    """Outside the phases, only samples distinguish work from waiting for others."""
     rows = [row for node in (NAME, "algo-1-1") for row in training(200, outside=0.03, node=node)]
     stacks = [
         stack((9, "gather"), leaf=REDUCE, seconds=4.0, count=2 * count),

@@ -1,6 +1,7 @@
 """Verdicts on machines that others use, and causes that only the sampled lines show; from made-up rows."""
 
 import json
+import random
 
 import attrs
 import numpy as np
@@ -218,9 +219,9 @@ def test_other_programs_may_move_a_share_across_its_threshold_but_not_far(wait, 
 def test_waits_for_a_core_in_any_part_do_not_hide_a_cause():
     """A thread without a core waits in one part of a step or another, three times as long as the step computes."""
     lengths = {"wait": 0.0002, "forward": 0.001, "backward": 0.001, "optimizer": 0.0003, "outside": 0.0015}
-    rows, now = [], 1.0
+    rows, now, chance = [], 1.0, random.Random(0)
     for step in range(400):
-        part = list(lengths)[step % 5]
+        part = chance.choice(list(lengths))
         one = training(1, **{**lengths, part: lengths[part] + 0.012}, at=now, number=step)
         rows += one
         now = one[-1][2] + one[-1][3] + lengths["outside"] + (0.012 if part == "outside" else 0.0)
@@ -289,7 +290,7 @@ def test_loaders_that_no_window_saw_are_known_from_the_process():
 
 
 def test_a_log_that_is_flushed_to_disk_is_no_checkpoint():
-    rows = training(400, outside=0.009)
+    rows = training(400, outside=0.0075)
     ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
     args = {"calls": 1, "file": "/code/train.py", "line": 9, "function": "note"}
     saves = [(event_names.SAVE, "os.fsync", end + 0.001, 0.006, NAME, step, args) for step, end in enumerate(ends)]

@@ -68,6 +68,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.SLOW_STORAGE, inputs.storage),
     ProfileCause(Class.INPUT_BOUND, _waiting, on_host=True, evicts=True),
     ProfileCause(Class.SYNC_BOUND, computing.outside, on_host=True, evicts=True, points=True),
+    ProfileCause(Class.SYNC_BOUND, computing.one_function, on_host=True, evicts=True, points=True),
     ProfileCause(Class.USER_PHASE, computing.own_phase, on_host=True, evicts=True),
     ProfileCause(Class.BATCH_TOO_SMALL, _small_batch),
     ProfileCause(Class.HOST_BOUND, _host, on_host=True),

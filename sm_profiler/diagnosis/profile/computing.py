@@ -55,28 +55,18 @@ READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*los
 
 def outside(case: Case) -> Found | None:
     """Find metrics, `.item()` and the script's own code at every step."""
-    kept, (share, step) = _kept(case), case.usual(*REST)
-    if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
-        per_sample = _launched_per_sample(case, launches)
-        share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
-    if _one_by_one(case) is not None:  # and so have operations outside compiled functions
-        share -= _dispatched(case).share
-    spent = share * step
-    own = 1 - case.shared_wait  # the rest of any time is that of other programs
-    if spent * own < limits.HANDOVER_S or _is_small_for_trainer(case):
-        return _waits_for_gpu(case)
-    short = share < kept + limits.FLOOR
-    if short and (found := _waits_for_gpu(case) or _one_function(case, share, step)) is not None:
+    (share, step), kept = _of_rest(case), _kept(case)
+    if share < kept + limits.FLOOR and ((found := _waits_for_gpu(case)) is not None or not share):
         return found
+    spent = share * step
 
     def saves(loop: Loop) -> Saving:
-        """All but what a healthy loop spends between phases and waits, in usual steps, once other repairs leave more than that."""
-        if short and share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
+        """All but what a healthy loop spends between phases and waits, in usual steps, of what other repairs have left."""
+        if share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
             return Saving(loop.now * 0.0)
-        # of a loop that loses so much as it is, what is healthy does not shrink with other repairs
-        inner = loop if short or case.loop is None else case.loop
-        others = float((inner.training - inner.of_activity(*REST)).sum())
-        most = kept if step * own < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
+        others = float((loop.training - loop.of_activity(*REST)).sum())
+        small = step * (1 - case.shared_wait) < limits.SMALL_STEP_S  # the rest of any time is that of other programs
+        most = kept if small else min(kept, limits.FAR)  # Python takes as long in any step
         saving = all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
         # A line that hands an array to numpy may wait for what the step computes, which no repair saves.
         waits = waits_unseen(case) * loop.total / max(float(saving.seconds.sum()), 1e-12)
@@ -111,15 +101,29 @@ def outside(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+def _of_rest(case: Case) -> tuple[float, float]:
+    """Return the share of a usual step in other code, 0 if nothing in it can be left out, and the seconds of the step."""
+    share, step = case.usual(*REST)
+    if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
+        per_sample = _launched_per_sample(case, launches)
+        share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
+    if _one_by_one(case) is not None:  # and so have operations outside compiled functions
+        share -= _dispatched(case).share
+    return 0.0 if share * step < limits.HANDOVER_S or _is_small_for_trainer(case) else share, step
+
+
 def _is_rest(one: Sampled, case: Case) -> bool:
     return not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
 
 
-def _one_function(case: Case, share: float, step: float) -> Found | None:
+def one_function(case: Case) -> Found | None:
     """Find a function that the loop calls outside the phases, of a loop whose other code is as short as usual.
 
     What the loop itself does there is the price of a Python loop; a function of its own can be called less often.
     """
+    share, step = _of_rest(case)
+    if not 0 < share < _kept(case) + limits.FLOOR:
+        return None
     seen = [one for one in case.metrics.samples.stacks if one.places and _is_rest(one, case)]
     counts = Counter[tuple[str, str]]()
     for one in seen:
@@ -129,7 +133,7 @@ def _one_function(case: Case, share: float, step: float) -> Found | None:
     if not counts or not case.seen.learning:  # the loop's own function is not known
         return None
     function, count = counts.most_common(1)[0]
-    whole = sum(counts.values())
+    whole = sum(one.count for one in seen)
     likely = (count + 1) / (whole + 2)  # of few samples, chance may be all
     part = share * likely
     if count < limits.REPEATS or part * step < limits.HANDOVER_S:
@@ -262,12 +266,11 @@ def padding(case: Case) -> Found | None:
     passes = ("forward", "backward", "compiled")
 
     def saves(loop: Loop) -> Saving:
-        """Save what is beyond the longest sequence of each batch; at best all of it, of batches with similar lengths."""
+        """Save what is beyond the longest sequence of each batch; at best half of the rest, of batches with similar lengths."""
         spent = loop.usual(*passes)
         least = of_all * limits.SAVED[1]  # launching takes as long for shorter sequences
-        return Saving.of_scenarios(
-            [spent * part for part in (least, of_all, max(whole * limits.SAVED[1], of_all))], passes
-        )
+        most = of_all + limits.MAJORITY * (whole - of_all)
+        return Saving.of_scenarios([spent * part for part in (least, of_all, most)], passes)
 
     share = case.share_of(*passes) * whole
     evidence = (

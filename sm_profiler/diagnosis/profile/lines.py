@@ -152,7 +152,7 @@ def error_of_part(found: Iterable[Sampled], whole: Iterable[Sampled]) -> float:
     """Return the standard error of the part of some time that some of its samples show; of none, it is not known at all.
 
     As if one sample more showed it, and one more did not: few samples that agree are no proof that all others would. A
-    sample stands for the time since the one before it, so that a few long ones count for few, whatever their number.
+    sample counts the time since the one before it, so that a few long ones are few, although others are many.
     """
     weights = [(one.seconds, one.count) for one in whole if one.count]
     total = sum(seconds for seconds, _ in weights)

@@ -60,7 +60,7 @@ class _Late:
         lost: seconds of a step that they wait.
         means: activity → mean seconds of a usual step on each rank, of those that take long enough.
         length: seconds of a usual step.
-        error: standard error of `lost`, as far as samples tell what the rank does more from where it waits.
+        error: standard error of `lost`, as far as only samples distinguish what the rank does more from where it waits.
     """
 
     rank: int
@@ -123,7 +123,7 @@ def _late_rank(case: Case, loop: Loop) -> _Late | None:
 def _error_of_samples(case: Case, late: int) -> float:
     """Return the standard error of the seconds of a step by which collectives and other code of a rank differ from the others'.
 
-    Both lie outside the phases, and only samples tell which is which.
+    Both lie outside the phases, and only samples distinguish them.
     """
     errors = []
     for rank in case.ranks:
