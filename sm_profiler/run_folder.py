@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 INTERVAL_MS = 500
 MAX_NAME_BYTES = 150  # of a command, in the name of its folder
-FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
+FAILED_START_S = 60.0  # a run that fails sooner by itself, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
 # Signals that are forwarded, unless they are ignored.  Not an error of this very process, nor a limit of its resources; nor
 # Ctrl-C, which the script gets too: from the terminal, or with the whole process group.
@@ -306,7 +305,9 @@ def _forward(process: subprocess.Popen[bytes], arrived: int, stopping: set[int])
 
 
 def _new_witness() -> subprocess.Popen[bytes] | None:
-    start = partial(subprocess.Popen[bytes], ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
     try:
         return threads.with_blocked_signals(start)  # it ends when its input does, with this process
     except OSError:  # all signals are forwarded then
@@ -391,14 +392,15 @@ def run(
             recover_traces(root, stopped=ended.stopped)
         if registration:
             registration.leave(by_itself=ended.by_itself)
-        crashed = ended.code in SIGNALS and not ended.stopped  # whose reason no traceback shows
-        failed_start = ended.code != 0 and not crashed and time.monotonic() - began < FAILED_START_S
+        # by a crash whose reason no traceback shows, or a scheduler; Ctrl-C is the user's
+        by_signal = not ended.by_itself and (ended.stopped or ended.code in SIGNALS)
+        failed_start = ended.code != 0 and not by_signal and time.monotonic() - began < FAILED_START_S
         if config.folder and failed_start and not has_data(config.folder / "framework"):
             shutil.rmtree(config.folder, ignore_errors=True)
     try:
         if ended.by_itself and not registration and root.is_dir():
             mark_end(root)
-        recorded = bool(last_written(root)) or crashed
+        recorded = bool(last_written(root)) or by_signal
         if recorded:
             write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
             hint = f"next: sm-profiler report {quoted(shown(root))}"

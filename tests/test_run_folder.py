@@ -9,8 +9,10 @@ import time
 import pytest
 
 LAUNCHER = """
-import os, sys
+import os, signal, sys
 from sm_profiler.run_folder import run_command
+for number in (signal.SIGINT, signal.SIGQUIT):  # which shells ignore in what they run in the background
+    signal.signal(number, signal.SIG_DFL)
 ended = run_command([sys.executable, "-c", sys.argv[1]], dict(os.environ))
 print(ended.code, ended.stopped)
 """

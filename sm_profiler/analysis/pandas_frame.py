@@ -398,12 +398,14 @@ class PandasFrame:
         return system
 
     def _named_metrics(self, wanted: Sequence[str]) -> SystemColumns:
+        wanted = [wanted] if isinstance(wanted, str) else wanted
         system = self._system()
         chosen: SystemColumns = _chosen(system, named_metrics(system, wanted))
         _name_unknown("device", wanted, system.name)
         return chosen
 
     def _named_events(self, wanted: Sequence[str]) -> EventColumns:
+        wanted = [wanted] if isinstance(wanted, str) else wanted
         events = self._events()
         chosen: EventColumns = _chosen(events, named_events(events, wanted))
         _name_unknown("event or phase", wanted, events.name, events.phase)

@@ -500,17 +500,33 @@ def _if_it_has_data(reader: R) -> R | None:
 class LocalSystemMetricsReader(SystemMetricsReader):
     """Reader of the system metrics in a folder."""
 
+    def __init__(
+        self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False
+    ) -> None:  # the known names
+        super().__init__(trace_root_folder, use_in_memory_cache)
+
 
 class S3SystemMetricsReader(SystemMetricsReader):
     """Reader of the system metrics under an s3:// URI."""
+
+    def __init__(self, s3_trial_path: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # the known names
+        super().__init__(s3_trial_path, use_in_memory_cache)
 
 
 class LocalAlgorithmMetricsReader(AlgorithmMetricsReader):
     """Reader of the trace events in a folder."""
 
+    def __init__(
+        self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False
+    ) -> None:  # the known names
+        super().__init__(trace_root_folder, use_in_memory_cache)
+
 
 class S3AlgorithmMetricsReader(AlgorithmMetricsReader):
     """Reader of the trace events under an s3:// URI."""
+
+    def __init__(self, s3_trial_path: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # the known names
+        super().__init__(s3_trial_path, use_in_memory_cache)
 
 
 def in_file_order(events: EventColumns) -> EventColumns:

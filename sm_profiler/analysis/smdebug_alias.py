@@ -95,9 +95,10 @@ class _SmdebugFinder(MetaPathFinder):
         del path, target  # the name is all that matters
         if fullname not in _MODULES:
             if fullname.startswith("smdebug."):
-                message = (
-                    f"No module named {fullname!r}: sm_profiler has no counterpart; it covers profiling, not tensors"
+                why = (
+                    "it is internal" if fullname.startswith("smdebug.profiler.") else "it covers profiling, not tensors"
                 )
+                message = f"No module named {fullname!r}: sm_profiler has no counterpart; {why}"
                 raise ModuleNotFoundError(message, name=fullname)
             return None
         return ModuleSpec(fullname, _SmdebugLoader(), origin="sm_profiler", is_package=True)

@@ -291,8 +291,12 @@ class PandasFrameAnalysis:
             metrics; None if an argument has the wrong type.
         """
         resources = _resources(resource, _ALL_RESOURCES)
-        if resources is None or not (by is None or isinstance(by, StatsBy)):
-            _log.warning("by must be a StatsBy, not %r; resource a Resource or a list of them, not %r", by, resource)
+        is_known = by is None or isinstance(by, StatsBy)
+        if not is_known:
+            _log.warning("by must be a StatsBy such as StatsBy.TRAINING_PHASE, not %r", by)
+        if resources is None:
+            _log.warning("resource must be a Resource or a list of them, not %r", resource)
+        if resources is None or not is_known:
             return None
         system, keys = self.sys_metrics_df, ["nodeID"]
         if by is StatsBy.TRAINING_PHASE:

@@ -164,6 +164,10 @@ def read_json(path: str | Path | None) -> dict[str, Any] | None:
                 data = file.read(MAX_BYTES + 1)
         found = json.loads(data.decode("utf-8-sig")) if len(data) <= MAX_BYTES else None
     except OSError as error:
+        if str(path).lstrip()[:1] == "{":
+            raise ConfigError(
+                "a file is expected, not JSON: write it to a file, or pipe it into a command with -"
+            ) from None
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error

@@ -85,7 +85,7 @@ def run_monitor(options: Namespace) -> int:
     sampler = Sampler(options.out, node, options.interval_ms / 1000)
     name = options.job or os.environ.get(JOB_NAME_VARIABLE, "")
     labels = job_labels(name, otherwise=name_of_folder(options.out) or options.out.resolve().name)
-    board = Board(node, time.monotonic, StepCounter(options.out, node), labels)
+    board = Board(node, time.monotonic, StepCounter(options.out, node, of_job=False), labels)
     stop_metrics = show_metrics(board, options)
     sampler.board = board if stop_metrics else None
     stop = SignalEvent()

@@ -63,6 +63,10 @@ class ProfilerConfig(SdkValue):
             ValueError: both framework metrics and SageMaker Profiler are requested.
         """
         require(
+            not is_kind(s3_output_path, FrameworkProfile),
+            "s3_output_path must be an S3 URI, not a FrameworkProfile: ProfilerConfig(framework_profile_params=…)",
+        )
+        require(
             framework_profile_params is None or is_kind(framework_profile_params, FrameworkProfile),
             "framework_profile_params must be of type FrameworkProfile if specified.",
         )

@@ -16,7 +16,7 @@ from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidenc
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger, RankLedger, Totals
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Location, Verdict
 from sm_profiler.diagnosis.profile.loop import Loop
-from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
+from sm_profiler.diagnosis.repairing import Saving, Trial, not_certain, repaired_in_turn
 from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_COMPILE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
 from sm_profiler.gpu_traces.device_time import Arrivals, arrivals, communication
@@ -137,17 +137,16 @@ def _of_rank(rank: RankTime, waited: float, *, dominant: str) -> RankLedger:
     return RankLedger.of(str(rank.rank), np.zeros(1, np.int64), np.array([us["total"] / 1e6]), of_step)
 
 
-def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
+def decide_traces(traced: Traced) -> Verdict:
     """Return the verdict on some ranks' traces: repair the cause with the largest certain gain, and ask the others again."""
-    traced = Traced.of(ranks, gpu)
     found: list[Trial[Finding, Loop]] = []
     known = set[Class]()
     for best in repaired_in_turn(traced.loop, lambda loop: _tried(traced, loop, known)):
         known.add(best.repaired.kind)
         found.append(best)
     findings = [_with_gain(one, traced) for one in found] or [_healthy(traced)]
-    if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
-        findings[0] = replace(findings[0], confidence=Confidence("medium", RIVALLED))
+    if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]):
+        findings[0] = not_certain(findings[0], RIVALLED)
     missing = []
     if not _has_lines(traced.ranks):
         missing.append(("lines of code", "the traces hold no Python stacks; record them with with_stack=True"))
@@ -157,11 +156,6 @@ def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
     if (queued := traced.totals.share(QUEUED)) >= limits.FLOOR:
         missing.append((QUEUED, f"{percent(queued)} of the time: what the streams wait for is not recorded"))
     return Verdict(findings[0], tuple(findings[1:]), tuple(missing))
-
-
-def ledger_of(ranks: Sequence[RankTime], gpu: GpuTraces) -> Totals:
-    """Return where the time of each rank's device went."""
-    return Traced.of(ranks, gpu).totals
 
 
 def _has_lines(ranks: Sequence[RankTime]) -> bool:

@@ -6,6 +6,8 @@ renamed.
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 import attrs
@@ -22,6 +24,8 @@ from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.source import FileQuality
 
+# How far the ratio of two runs of the same training lies from 1 by chance.
+_TWO_RUNS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2) * math.sqrt(2) * limits.REPEAT
 _COMPARED = {  # `Evidence.held` → words around the threshold
     "good from": "good: {} or more",
     "used from": "in use: {} or more",
@@ -95,8 +99,14 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> Interval:
-        """The factor by which something becomes faster without these shares of its time."""
-        return Interval(1 / (1 - self.low), 1 / (1 - self.value), 1 / (1 - self.high))
+        """The factor by which a run without these shares of its time is faster than another run with them.
+
+        Two runs differ by chance, too. That does not take away more than half of what is certain.
+        """
+        low, value, high = (1 / (1 - part) for part in (self.low, self.value, self.high))
+        slower, faster = (math.exp(math.hypot(_TWO_RUNS, math.log(one))) for one in (value / low, high / value))
+        least = 1 + (low - 1) * limits.MAJORITY
+        return Interval(max(value / slower, least), value, min(value * faster, 1 / (1 - limits.MOST_SAVED)))
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -357,6 +367,21 @@ class Report:
         return (
             f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
             f"{plural(rank.train_steps, 'step')}), slowed by the profiler; shares are those of the rest."
+        )
+
+    @property
+    def switched_off_alarm(self) -> str | None:
+        """A warning that the configuration switched the profiler off for a while; None if it did not."""
+        rank = max(self.metrics.ranks, key=lambda rank: rank.attempts.off_s, default=None)
+        if rank is None or not rank.attempts.off_s:
+            return None
+        after = [plural(int(rank.train[:at].sum()), "recorded step") for at in rank.attempts.breaks]
+        is_known = rank.attempts.count == 1 and rank.judged is None and len(after) <= limits.REPEATS
+        where = f", after {' and '.join(after)}" if is_known else ""
+        whole = duration(rank.loop + rank.excluded + rank.attempts.off_s)
+        return (
+            f"The profiler was switched off for {duration(rank.attempts.off_s)} of {whole}{where}: the steps of that time are not "
+            "in the report."
         )
 
     @property

@@ -9,10 +9,12 @@ from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.model import Interval
+from sm_profiler.diagnosis.confidence import Confidence
+from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.formats.columns import Floats
 
 Repaired = TypeVar("Repaired")
@@ -32,6 +34,7 @@ class Saving:
         certain: factor of what is saved in any case; default: `low`.
         error: standard error of the seconds, as a share of them; default: that of the finding.
         evicts: other code runs between the parts of a step, which find their caches empty after it.
+        once: seconds of what happens once, in the first steps, that it saves at least, usually and at most.
     """
 
     seconds: Floats
@@ -42,6 +45,7 @@ class Saving:
     certain: float | None = None
     error: float | None = None
     evicts: bool = False
+    once: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def at_most(self, seconds: float) -> Saving:
         """Return the saving with no more seconds in all than these, in any case."""
@@ -140,6 +144,11 @@ class Trial(Generic[Repaired, State]):
     def worth(self) -> float:
         """The share of the whole time that it certainly saves, if it is right; the largest leads."""
         return self.certain * self.part * limits.PROBABILITY[self.confidence]
+
+
+def not_certain(finding: Finding, reason: str) -> Finding:
+    """Return a finding with no more than medium confidence."""
+    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
 
 
 def repaired_in_turn(

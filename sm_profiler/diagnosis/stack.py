@@ -59,7 +59,7 @@ PYTORCH = Stack(
     f"{_IN_A_THREAD}, or use torch.distributed.checkpoint.async_save.",
     "turn {}() into a Dataset (an IterableDataset if it is a stream) and read it with DataLoader(…, num_workers=2, "
     "persistent_workers=True).",
-    "Use the fused or foreach implementation (fused=True).",
+    "Use a fused or foreach implementation (fused=True, foreach=True), if the optimizer has one.",
     "torch.autocast with bfloat16, or at least torch.set_float32_matmul_precision('high')",
     "torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and norms), in-place operations, "
     "channels_last",

@@ -16,6 +16,7 @@ HEADLINES: Mapping[str, str] = {
     "idle_gpus_wait": "The GPUs wait for data: they are idle while {cores} {share} of the time.",
     "storage": "The loop waits for data {share} of the time because the loader waits for a shared file system{took}.",
     # a step
+    "one_function": "{function}() takes {share} of each training step, outside the model and the optimizer: {time} of a typical step of {step}.",
     "outside": "{share} of each training step is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
     "reads_gpu": "The training thread waits {waits} of the loop in lines that read results from the GPU, which is idle {idle} of the time because nothing is launched ahead.",
     "own_phase": "The phase “{name}” takes {share} of the training loop: {time} a step.",
@@ -101,8 +102,9 @@ ADVICE: Mapping[str, str] = {
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
     "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
-    "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
-    "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
+    "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder if it decodes, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
+    "input_one_by_one": "Make a batch at once instead of sample by sample: data in memory is indexed with all indices of a batch (data[indices], or DataLoader(…, batch_size=None, sampler=BatchSampler(…))), and what __getitem__ computes anew in each epoch is computed once. Workers save little of waits this short: to hand over a batch takes about as long.",
+    "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use a machine with more CPU cores{{per_gpu}}. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
     "input_cores": "Give the loader more workers and let it prefetch; if all cores are busy, preprocess once and store the result.",
@@ -114,7 +116,8 @@ ADVICE: Mapping[str, str] = {
     "own_iterator": "Let other processes make the batches: {repair} If it makes the same batches in each epoch, make them once.",
     "storage": "Copy the data to local disk at the start (or cache it there in the first epoch), pack small files into large ones, and read ahead with more workers. Check the file system's throughput mode and burst credits (EFS), or its stripes (Lustre).",
     # a step
-    "outside": "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, averaging the weights, writing files. Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.{larger_batch}",
+    "one_function": "Call it every 50 steps instead of at each one, or make it cheaper: tensors that stay on the device, no loops over their elements in Python.",
+    "outside": "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, averaging the weights, writing files. {ahead}{larger_batch}",
     "reads_gpu": "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
     "own_phase": "Make “{name}” cheaper, do it less often, or move it out of the loop: into loader workers, another process, or before the training. Declare phases inside it to see which of its parts takes the time.",
     "small_steps": _SMALL_STEPS,
@@ -127,7 +130,7 @@ ADVICE: Mapping[str, str] = {
     "gpu_never_used": 'Move the model and the batches to the device (model.to("cuda"), batch.to("cuda")) and check that the container has a CUDA build of the framework; otherwise use a CPU instance.',
     "one_by_one": "Write the step as one function (gradients, the optimizer's update, metrics) and compile it once, before the loop: step = jax.jit(step).",
     "partly_compiled": "Compile these lines with jax.jit, too: move them into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
-    "optimizer": "{stack.optimizer} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
+    "optimizer": "{repair} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
     "transfer": "Set pin_memory=True in the DataLoader and copy with non_blocking=True. Copy a batch as one tensor instead of many, in its smallest type (uint8 images, normalized on the device), and keep what does not change on the device.",
     # calls
     "saving": "{stack.saving} Save less often, to a local disk first, and only from rank 0; leave out what can be recomputed.",
@@ -201,8 +204,8 @@ ADVICE: Mapping[str, str] = {
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective in a branch that only some ranks take is the usual cause.",
     "hang_dead_thread": "Fix that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let producer threads pass their exceptions on, for example through the queue, and give waits a timeout.",
     # healthy, and open
-    "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
-    "healthy": "Nothing needs repair. To go faster, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
+    "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
+    "healthy": "Nothing needs repair. To go faster, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "no_single_cause": "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer.",
     "unseen_waits": "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing.",
     "shared_machine": "Run the job on a dedicated machine, or with fewer other processes, and profile it again.",
@@ -212,6 +215,7 @@ FRAGMENTS: Mapping[str, str] = {
     # why the loader is slow
     "input_disk": ", and the CPU cores wait for the disk",
     "input_network": " while data streams in over the network",
+    "input_one_by_one": " because the training process itself makes them, sample by sample (num_workers=0)",
     "input_no_workers": " because batches are prepared in the training process itself (num_workers=0)",
     "input_cores_busy": ", and all CPU cores are busy",
     "input_worker_per_core": ", with one worker per core already",
@@ -225,9 +229,9 @@ FRAGMENTS: Mapping[str, str] = {
     "input_stage_unmeasured": ": most of it in {stage}",
     "operation_takes": "; an operation takes {time}",
     "workers_few": "About {needed} {are} needed to load a batch in the other {rest} of a step.",
-    "workers_idle": "About {needed} are needed to load a batch in the other {rest} of a step. More workers than the {cores} are fine here: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
-    "workers_unknown": "About {needed} are needed to load a batch in the other {rest} of a step, and each training process has {cores}. More workers than cores help only if loading mostly waits for storage or the network; this profile does not show whether it waits or computes. If it computes, also reduce preprocessing: cache its result, or use a faster decoder.",
-    "workers_many": "More workers alone cannot suffice: about {count} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder.",
+    "workers_idle": "About {needed} are needed to load a batch in {rest} of a step. More workers than the {cores} are fine here, although PyTorch warns of them: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
+    "workers_unknown": "About {needed} are needed to load a batch in the other {rest} of a step, and each training process has {cores}. More workers than cores help only if loading mostly waits for storage or the network; this profile does not show whether it waits or computes. If it computes, also reduce preprocessing: cache its result, or use a faster decoder if it decodes.",
+    "workers_many": "More workers alone cannot suffice: about {count} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder if it decodes.",
     "stage_python": "{name} runs Python code, one element at a time: read with TensorFlow's own datasets (TFRecord), or interleave several generators with num_parallel_calls.",
     "stage_serial": "Give {name} num_parallel_calls=tf.data.AUTOTUNE.",
     "stage_one": "Give {name} num_parallel_calls (tf.data.AUTOTUNE, or the number of cores).",
@@ -237,7 +241,14 @@ FRAGMENTS: Mapping[str, str] = {
     "stage_prefetch": "End the pipeline with .prefetch(tf.data.AUTOTUNE), so that it works while the model does.",
     "stage_cache": "If the result is the same in every epoch and fits in memory, add .cache() behind it; else store it once.",
     # steps
-    "larger_batch": " Steps this short make per-step trainer overhead visible; a larger batch means fewer steps.",
+    "ahead_in_workers": "Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.",
+    "ahead_once": "Make batches with less work (once, if they are the same in each epoch), and do the rest, including reads from the device, only every 50 steps.",
+    "after_the_model": "Most of it follows a pass of the model in the same step, so that no worker can do it ahead: make faster what a step needs of it (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
+    "mostly_compiled": " Compiling what had been compiled before takes {share} of the loop: if later steps go on like that, it is the cause.",
+    "optimizer_way": "Create the optimizer with {way}, which updates all parameters in a few operators.",
+    "optimizer_is_fused": "The optimizer updates all parameters in a few operators already.",
+    "optimizer_has_one_way": "This optimizer has neither a fused nor a foreach implementation.",
+    "larger_batch": " Steps this short make the overhead of each visible; a larger batch means fewer steps.",
     "without_tf_function": ": the loop runs without tf.function",
     "however_little": ", however little they compute",
     "in_place": " in {place}",
@@ -281,6 +292,7 @@ FRAGMENTS: Mapping[str, str] = {
     # healthy, and open
     "rare_waits": " Waiting for data ({share}) is not named as the cause: it lies in a few long waits, and takes {usual} of the other steps.",
     "hidden_waits": " Waiting for data ({share}) is not named as the cause: the GPU computes meanwhile.",
+    "short_waits": " Waiting for data ({share}) is not named as the cause: {wait} for a batch is about what it takes to hand over one that is ready.",
     "stretched": ", and {share} is lost in steps that compute far longer than usual",
     "shared_besides": " Other processes use the machine: the training waits for a core {waited} of the time.",
     "look_first": "Look at {place} first. ",
@@ -310,7 +322,7 @@ _LATE_FIRST = (
     "lower, NCCL_DEBUG=INFO shows whether it takes the fast links (NVLink, xGMI, EFA)."
 )
 
-# What torch.compile can do about a cause: where nothing is compiled, and where something is.
+# What torch.compile can do about a cause: if nothing is compiled, and if something is.
 GPU_COMPILE: Mapping[str, tuple[str, str]] = {
     "launch": ("torch.compile (mode='reduce-overhead' for CUDA graphs)", "CUDA graphs (mode='reduce-overhead' of torch.compile)"),
     "elementwise": ("torch.compile", "what torch.compile left out (TORCH_LOGS=graph_breaks lists why)"),

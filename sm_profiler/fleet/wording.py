@@ -204,19 +204,21 @@ def _lines(fleet: Fleet) -> Iterator[str]:
 
 
 def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
-    """Write the jobs that lose most, in that order; neighbours with the same cause and advice have the advice once."""
+    """Write the jobs that lose most, in that order; the same advice is shown once, after its first jobs."""
     in_dollars = in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
 
     def lost(job: TopJob) -> float:
         return (job.usd or 0.0) if in_dollars else job.instance_hours
 
-    ranked = sorted(jobs, key=lambda job: -lost(job))
+    ranked, shown = sorted(jobs, key=lambda job: -lost(job)), set[str]()
     for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, job.next_step)):
         for job in some:
             reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
             yield f"  {amounts.format(lost(job)):>10}  {cut(job.name, _NAME)}: {label(cause)}{reason}"
-        yield f"  {'':>10}  {step}"
+        if step not in shown:
+            yield f"  {'':>10}  {step}"
+        shown.add(step)
 
 
 def _headline(whole: Totals) -> str:

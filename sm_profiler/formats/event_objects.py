@@ -39,7 +39,7 @@ class ProfilerSystemEvent:
         timestamp: seconds since the epoch.
     """
 
-    type: str
+    type: str = attrs.field(alias="event_type")  # aliases are the known names
     name: str | None
     dimension: str
     value: float
@@ -93,9 +93,9 @@ class TraceEvent:
         process_info: its phase as a process of the trace.
     """
 
-    start_time: float
-    event_name: str
-    duration: float
+    start_time: float = attrs.field(alias="ts")
+    event_name: str = attrs.field(alias="name")
+    duration: float = attrs.field(alias="dur")
     phase_pid: int
     phase_tid: int
     event_args: dict[str, Any] | None

@@ -28,6 +28,7 @@ IGNORED_FOLDER = ".sagemaker-ignore"
 EXIT_FOLDER = f"{IGNORED_FOLDER}/exits"  # `<source>_<pid>_<time>`: the record of a process, a line end, and its exit code as a byte
 
 STOP_FOLDER = f"{IGNORED_FOLDER}/stops"  # `<source>_<pid>`: not empty once a signal has asked the process to stop
+LOADING_FOLDER = f"{IGNORED_FOLDER}/loading"  # the same of a process without a step: its stack at the signal
 
 PYTHON_TIMELINE = "pythontimeline"
 MODEL_TIMELINE = "model_timeline"

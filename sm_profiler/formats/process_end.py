@@ -34,6 +34,7 @@ NEVER_STARTED = "never started"  # state of the profiler, which a changed config
 
 MAX_ERROR = 300  # characters
 _READ = 4000  # characters of a message that are read
+_TRACEBACK, _MAX_TRACEBACK = "Traceback (most recent call last):", 1 << 16  # its beginning; characters that are read
 
 
 def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
@@ -44,12 +45,26 @@ def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
     """
     kind = type(error)
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
+    message = next((line.strip() for line in _message(error)[:_READ].splitlines() if line.strip()), "")
+    line = f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"
+    inner = remote_traceback(error).splitlines()
+    return bounded_line(mask(next((one for one in inner[1:] if one and not one[0].isspace()), line)))
+
+
+def remote_traceback(error: BaseException) -> str:
+    """Return the traceback of another process or thread that an exception has as its message; "" for none.
+
+    So torch raises what failed in a DataLoader's worker again: the exception itself names only the worker.
+    """
+    _, header, found = _message(error)[-_MAX_TRACEBACK:].rpartition(_TRACEBACK)
+    return f"{header}{found}" if header else ""
+
+
+def _message(error: BaseException) -> str:
     try:
-        text = str(error)[:_READ].strip()
+        return str(error).strip()
     except Exception:  # an exception class of the script may override a method and fail in it
-        text = ""
-    message = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return bounded_line(mask(f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"))
+        return ""
 
 
 def bounded_line(text: str) -> str:

@@ -9,17 +9,19 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sm_profiler._version import __version__
 from sm_profiler.formats import event_names
-from sm_profiler.formats.layout import EXIT_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
+from sm_profiler.formats.layout import EXIT_FOLDER, LOADING_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
     CRASHED,
     END,
     END_CODE,
+    END_PLACE,
     END_STEP,
     END_US,
     KILLED,
@@ -35,6 +37,9 @@ MAX_LEFT_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
 _MAX_RECORD = 1_000_000  # bytes
 _MAX_US = 1e17  # the year 5138
 _PARTS = 4  # of the name of an open file: source and kind, process, number, time
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
+_PACKAGES = re.compile("/(site|dist)-packages/")
+_STANDARD = f"{Path(os.__file__).parent}/"
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
@@ -65,6 +70,8 @@ def recover_traces(
             asked = stopped if stopped is None else stopped or _was_asked_to_stop(Path(root), path, source)
             publish(Path(root), path, _close_array(path, fd, stopped=asked, kills=kills), source, kind)
             count += 1
+    if stopped:
+        count += _recover_loading(Path(root), node)
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
 
 
@@ -153,6 +160,34 @@ def _was_asked_to_stop(root: Path, path: Path, source: str) -> bool:
         return (root / STOP_FOLDER / f"{source}_{pid}").stat().st_size > 0
     except OSError:
         return False
+
+
+def _recover_loading(root: Path, node: str | None) -> int:
+    """Write records of the processes that were asked to stop before their first steps; return their number."""
+    count = 0
+    for path in sorted((root / LOADING_FOLDER).glob("*_*")):
+        source, pid = path.name.rsplit("_", 1)
+        number, _, own = source.partition("-")
+        if _alive(pid) or (node is not None and own != node):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            at_us, text = path.stat().st_mtime_ns // 1000, path.read_text("utf-8", "replace")[:_MAX_RECORD]
+            path.unlink()  # by one process only
+            if not text:
+                continue
+            rank = {} if number == pid else {"rank": int(number)}
+            end = {END: STOPPED, END_US: at_us, END_STEP: 0, END_PLACE: _place_in(text)}
+            write_record(root, source, {"version": __version__, "node": own, "pid": int(pid), **rank, **end})
+            count += 1
+    return count
+
+
+def _place_in(stack: str) -> str:
+    """Return the innermost line of the script in a stack that faulthandler wrote, as `train.py:12`; "" if there is none."""
+    for file, line in _FRAME.findall(stack):
+        if not file.startswith((_STANDARD, "<frozen ")) and not _PACKAGES.search(file):
+            return f"{file.rpartition('/')[2]}:{line}"
+    return ""
 
 
 def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Collection[int]) -> int:

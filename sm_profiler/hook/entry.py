@@ -499,7 +499,8 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     stops = StopSignals(lambda: (session.root, session.source), session.later, session.guard.failed)
     session.add(stops)
     atexit.register(_record_failed_start, session, os.getpid())
-    watch = HangWatch(session)
+    atexit.register(stops.exit)
+    watch = HangWatch(session, still_loading=stops.start_loading)
     session.add(watch)
     try:
         calls.install()

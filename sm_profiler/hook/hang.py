@@ -78,8 +78,10 @@ class HangWatch(Collector):
         clock: Callable[[], float] = time.monotonic,
         work: Callable[[], Work] | None = None,
         frames: Frames = current_frames,
+        still_loading: Callable[[], object] = bool,
     ) -> None:
         self._session = session
+        self._still_loading = still_loading
         self._minimum: float = HANG_SECONDS.usable()
         self._clock = clock
         self._work_done = work or work_done
@@ -113,6 +115,8 @@ class HangWatch(Collector):
 
     def _until_recording(self) -> None:
         session = self._session
+        if not (self._recording.wait(START_SECONDS) or session.quiet):
+            self._still_loading()
         while not (self._recording.wait(START_SECONDS) or session.quiet):
             if not session.run(self, self.beat):
                 return

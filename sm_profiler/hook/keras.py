@@ -731,7 +731,8 @@ class KerasAdapter(FrameworkAdapter):
 
         All that runs in its steps is one wrapper: after the callbacks of a batch, the next step begins.
         """
-        if mode is not _TRAIN or not self._late or self._batches_a_run() != 1 or None in (self._begins, self._ends):
+        begins, ends = self._begins, self._ends
+        if mode is not _TRAIN or not self._late or self._batches_a_run() != 1 or begins is None or ends is None:
             return False
         self._rest = rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
         if rest is None:
@@ -739,12 +740,12 @@ class KerasAdapter(FrameworkAdapter):
         loops, slow_ns = self._loops, ENDLESS
         results = () if self._waits else self._results
         self._waits = False
-        self._hidden = [*self.callbacks.in_rests, *results, self._begins]
+        self._hidden = [*self.callbacks.in_rests, *results, begins]
         if loops is not None and (limit_ns := loops.inspected_from):
             slow_ns = limit_ns
             self._hidden += loops.in_rests
-        light = self._light(rest, callbacks, self._ends.original, slow_ns)
-        self._hidden.append(self._ends._replace(original=light))
+        light = self._light(rest, callbacks, ends.original, slow_ns)
+        self._hidden.append(ends._replace(original=light))
         for replaced in self._hidden:
             replaced.hide()
         return True
@@ -791,7 +792,7 @@ class KerasAdapter(FrameworkAdapter):
 
     @functools.cached_property
     def _loops(self) -> Loops | None:
-        """What TensorFlow's adapter knows of functions, on that backend."""
+        """The loops of TensorFlow's adapter, on that backend."""
         return getattr(self.session.find("tensorflow"), "loops", None) if self.backend == "tensorflow" else None
 
     def _phase_of(self, stack: Sequence[FrameType]) -> str:

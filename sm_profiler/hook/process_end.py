@@ -14,8 +14,10 @@ import fcntl
 import functools
 import json
 import os
+import re
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -25,7 +27,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from sm_profiler.descriptors import moved_up
-from sm_profiler.formats.layout import EXIT_FOLDER, STOP_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER, STOP_FOLDER
 from sm_profiler.formats.process_end import (
     COMPLETED,
     CRASHED,
@@ -39,6 +41,7 @@ from sm_profiler.formats.process_end import (
     STOP_SIGNALS,
     STOPPED,
     error_line,
+    remote_traceback,
 )
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.formats.trace_writer import write_record
@@ -47,6 +50,7 @@ from sm_profiler.hook.frames import is_library, shown
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.secrets import masked_message
 
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)  # of a traceback's text
 _SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
 
 
@@ -111,12 +115,13 @@ def _before_first_step(process: Mapping[str, Any], now_us: int) -> dict[str, Any
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none."""
-    found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if not is_library(frame.f_code.co_filename):
-            found = f"{Path(shown(frame.f_code.co_filename)).name}:{line}"
-    return found
+    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none.
+
+    What failed in another process first passed lines there.
+    """
+    passed = [(frame.f_code.co_filename, str(line)) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [one for one in (*passed, *_FRAME.findall(remote_traceback(error))) if not is_library(one[0])]
+    return f"{Path(shown(own[-1][0])).name}:{own[-1][1]}" if own else ""
 
 
 def _unhandled() -> BaseException | None:
@@ -175,7 +180,8 @@ class StopSignals(Collector):
     """Marks that SIGTERM or SIGHUP ends this process, which no Python code sees: for its record, it was not just killed.
 
     The signals keep their default action. Before it, a handler of faulthandler, which is C's, writes where the process is
-    to a file; only that the file is not empty counts (`formats.trace_recovery`). A handler of the script replaces it.
+    to a file (`formats.trace_recovery`). A handler of the script replaces it. Where a process is that has made no step is
+    all that is known of it; of others, only that the file is not empty counts.
 
     Args:
         place: returns the profile's folder and the name of this process in it.
@@ -198,24 +204,38 @@ class StopSignals(Collector):
         self._handlers: dict[int, tuple[int, weakref.ref[_File]]] = {}  # address, and what the registration keeps alive
         self._paused: tuple[int, ...] = ()
         self._at_fork = False
+        self._beginning = threading.Lock()
+
+    def start_loading(self) -> None:
+        """Open the file of a process that makes no step yet, in the folder of a job: any tool may import a framework."""
+        with contextlib.suppress(OSError):
+            if (self._place()[0] / IGNORED_FOLDER).is_dir():
+                self._begin(LOADING_FOLDER)
 
     def start(self) -> None:
         """Open the file."""
         self._later(self._begin)
 
-    def _begin(self) -> None:
+    def _begin(self, folder: str = STOP_FOLDER) -> None:
         try:
-            self._install()
+            with self._beginning:
+                self._install(folder)
         except OSError:  # the profile cannot be written, which the recorder reports
             self._remove()
         except Exception as error:  # fail open
             self._failed(self.name, error)
             self._remove()
 
-    def _install(self) -> None:
+    def _install(self, folder: str) -> None:
         root, source = self._place()
-        self._path = root / STOP_FOLDER / f"{source}_{os.getpid()}"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        path, before = root / folder / f"{source}_{os.getpid()}", self._path
+        if self._file is not None and folder == LOADING_FOLDER:
+            return  # the first step was quicker
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        if self._file is not None:
+            before.rename(path)
+            return
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.fdopen(moved_up(os.open(self._path, flags, 0o644)), "wb", buffering=0)
         self._register((signal.SIGTERM, signal.SIGHUP))

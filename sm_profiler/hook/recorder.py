@@ -145,7 +145,7 @@ class Recorder:
         self._overflow += lost
         self.records.clear()
         self.events.clear()
-        self._guard.warn(f"the disk does not answer, the profile ends incomplete: {self.dropped} events are lost")
+        self._guard.warn(f"the disk does not answer, the profile ends incomplete: {self._lost()}")
 
     def _run(self) -> None:
         with self._own.unrecorded():
@@ -264,9 +264,12 @@ class Recorder:
         args = {"pid": self._pid, **memory(self._helpers_ns())}
         self.events.append(TraceEvent(MEMORY, "memory", self._timebase.now_us(), 0, json.dumps(args), "i"))
 
+    def _lost(self) -> str:
+        return "1 event is lost" if self.dropped == 1 else f"{self.dropped} events are lost"
+
     def _report_disk(self, *, ended: bool = False) -> None:
         """Report the first failure; at the end, when no file can hold the number any more, also how much is lost."""
-        lost = f"{self.dropped} events are lost" if ended and self.writer.dropped else ""
+        lost = self._lost() if ended and self.writer.dropped else ""
         if self.writer.error and not self._disk_reported:
             self._disk_reported = True
             text = f"the profile cannot be written, training continues: {self.writer.error}"

@@ -154,7 +154,7 @@ class MarkedRest(CallRest):
     """
 
     finished: list[int] = attrs.field(factory=list, kw_only=True)
-    cost_us: ClassVar[float] = 20.0
+    cost_us: ClassVar[float] = 6.0
 
     @property
     def is_open(self) -> bool:

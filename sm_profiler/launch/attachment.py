@@ -53,10 +53,9 @@ def attach_estimator(
         warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
     _require_docker_in_local_mode(estimator, backend)
     before = estimator.profiler_config
-    defaults = {"S3OutputPath", "DisableProfiler"}  # the SDK fills these in
-    if before is not None and config_request(before).keys() - defaults:
-        warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
     if backend == "agent":
+        if before is not None and config_request(before).keys() - _SDK_DEFAULTS:
+            warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
         values = {
             "environment": agent_environment(
                 profiler_config,
@@ -77,6 +76,9 @@ def attach_estimator(
         require_managed_profiling(estimator.sagemaker_session.boto_region_name, estimator.instance_type)
         config = profiler_config if profiler_config is not None else ProfilerConfig()
         _check(config, rules)
+        config = copy.copy(config)
+        if before is not None and (replaced := _fill_config(config, before, estimator.output_path)):
+            warnings.warn(f"the Estimator's profiler_config is replaced: {', '.join(replaced)}", stacklevel=3)
         if estimator.disable_profiler is True and config.disable_profiler is not True:
             warnings.warn(
                 "the Estimator's disable_profiler=True is replaced: the profiler is switched on", stacklevel=3
@@ -87,7 +89,7 @@ def attach_estimator(
         values = {
             "environment": environment or None,
             "disable_profiler": config.disable_profiler is True,
-            "profiler_config": copy.copy(config),
+            "profiler_config": config,
             "rules": [*others, *(copy.copy(rule) for rule in rules)] or None,
         }
         description = "the configuration is sent with the job's request"
@@ -96,6 +98,30 @@ def attach_estimator(
     if backend == "service" and hasattr(client, "meta"):
         undo.append(warn_of_tuning(client))
     return description, undo
+
+
+_SDK_DEFAULTS = {"S3OutputPath", "DisableProfiler"}  # what an Estimator sets by itself
+
+
+def _fill_config(config: Any, own: Any, output_path: Any) -> list[str]:
+    """Give a ProfilerConfig what only the job's own has, and return the parts of it that it replaces."""
+    replaced = _replaced(config_request(own), config_request(config), output_path)
+    if config.disable_profiler is not True:
+        for name in ("s3_output_path", "system_monitor_interval_millis"):
+            if getattr(config, name) is None:
+                setattr(config, name, getattr(own, name))
+        if "ProfilingParameters" not in config_request(config):
+            for name in ("framework_profile_params", "profile_params"):
+                setattr(config, name, getattr(own, name, None))
+    return replaced
+
+
+def _replaced(own: Mapping[str, Any], attached: Mapping[str, Any], output_path: Any) -> list[str]:
+    """Return the names in a job's own configuration whose values an attached configuration replaces, without defaults."""
+    if attached.get("DisableProfiler") is True:
+        return sorted(own.keys() - _SDK_DEFAULTS)
+    defaults = {"S3OutputPath": output_path, "DisableProfiler": False}
+    return [name for name, value in own.items() if attached.get(name, value) != value and value != defaults.get(name)]
 
 
 def _set_attributes(target: object, values: dict[str, Any]) -> Callable[[], None]:
@@ -366,11 +392,24 @@ class _Adder:
         request = _Request(params)
         output = request.get("OutputDataConfig", "S3OutputPath")
         require_managed_profiling(self.region, request.get("ResourceConfig", "InstanceType"))
+        own = params.get("ProfilerConfig")
+        if own is not None and not isinstance(own, Mapping):
+            return params  # botocore reports it
+        own = own or {}
         added = build_request(
-            self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
+            self.profiler_config,
+            self.rules,
+            region=self.region,
+            session=self.session,
+            s3_output_path=own.get("S3OutputPath", output),
         )
-        if request.get("ProfilerConfig", "ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
-            logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached configuration")
+        if replaced := _replaced(own, added["ProfilerConfig"], output):
+            logger.warning(
+                "sm-profiler: the request's own ProfilerConfig has %s: replaced by the attached configuration",
+                ", ".join(map(str, replaced)),
+            )
+        if added["ProfilerConfig"].get("DisableProfiler") is not True:
+            added["ProfilerConfig"] = {**own, **added["ProfilerConfig"]}
         ours = added.get("ProfilerRuleConfigurations", [])
         names = [rule["RuleConfigurationName"] for rule in ours]
         existing = params.get("ProfilerRuleConfigurations")
@@ -382,6 +421,7 @@ class _Adder:
         changed = {**params, **added}
         if theirs:
             changed["ProfilerRuleConfigurations"] = [*theirs, *ours]
+        if own or theirs:
             require_accepted(changed)
         if "ProfilingParameters" in added["ProfilerConfig"]:
             environment = params.get("Environment")

@@ -221,7 +221,7 @@ class JobEnd:
             KILLED: f"The {self._what} was killed{after}{last and f'; {last}'}.",
             UNKNOWN: last and f"The {self._what} ended without a word{after}: {last}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
-            STOPPED: f"The {self._what} was stopped{after}{by}.",
+            STOPPED: f"The {self._what} was stopped{self._by_signal}{self._while}{by}.",
             INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
             RUNNING: f"The job is still running: this is the verdict so far{after and f',{after}'}.",
         }.get(self.state, "")
@@ -230,6 +230,22 @@ class JobEnd:
         if not text or not more:
             return text
         return f"{text if text.endswith(('.', '!', '?')) else f'{text}.'} {more}"
+
+    @property
+    def stopped_at(self) -> str:
+        """Place of a job that was stopped before its first step, as the end of a sentence; "" for any other."""
+        if self.state != STOPPED or self.step != 0:
+            return ""
+        return f" before its first training step{f', at {self.place}' if self.place else ''}"
+
+    @property
+    def _while(self) -> str:
+        return self.stopped_at or (f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else "")
+
+    @property
+    def _by_signal(self) -> str:
+        by = signal_name(self.exit_code)
+        return f" by {by}" if by and by != "SIGINT" and not self.error else ""
 
     @property
     def _unrecorded(self) -> str:
@@ -373,6 +389,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         error = (
             secondary if secondary.startswith("Max") else next((one.error for one in ranks if one.state == STOPPED), "")
         )
+        place = next((one.place for one in ranks if one.state == STOPPED and one.place), "")
     if state == COMPLETED:
         ranks = [_of_completed(one) for one in ranks]
     elif facts.run and state not in {RUNNING, UNKNOWN} and len(ranks) == 1:

@@ -464,7 +464,9 @@ def local_space(root: Path, environment: Mapping[str, str]) -> LocalSpace:
     return LocalSpace(root, limit_of(root, environment), deletes=DELETE_UPLOADED.read_or_default(environment))
 
 
-def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: str = "") -> Board | None:
+def serve_metrics(
+    root: Path, node: str, environment: Mapping[str, str], job: str = "", *, uploads: bool = False
+) -> Board | None:
     """Serve the newest values for Prometheus if the environment names a port; a failure is one line in the log."""
     port = METRICS_PORT.read_or_default(environment)
     if port is None:
@@ -472,9 +474,10 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
 
     claimed = name_of_folder(root)
+    name = claimed if uploads else root.name  # in S3, and of a folder that may have been given
     labels = job_labels(job, environment, claimed)
-    if claimed and claimed != dict(labels)["training_job"]:
-        labels += (("profile", claimed),)  # what folders, S3 and the fleet name the job
+    if claimed and name != dict(labels)["training_job"]:
+        labels += (("profile", name),)  # what the fleet names the job
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
@@ -516,7 +519,7 @@ def main(arguments: list[str]) -> None:
     root = Path(task.root)
     lock = NodeLock(root, task.node, fd)
     interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
-    board = serve_metrics(root, task.node, os.environ, task.job)
+    board = serve_metrics(root, task.node, os.environ, task.job, uploads=bool(task.destination))
     agent = Agent(
         task,
         lock,

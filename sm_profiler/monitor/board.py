@@ -19,7 +19,7 @@ import attrs
 
 from sm_profiler._version import __version__
 from sm_profiler.formats.event_names import DATALOADER_WAIT, STEP_EVAL, STEP_PREDICT, STEP_TRAIN
-from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import LOADING_FOLDER, PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.identity import host_id, identity
 from sm_profiler.monitor.place import read_claim
@@ -113,11 +113,13 @@ class StepCounter:
         root: the `profiler-output` folder on this machine.
         node: `algo-1`.
         now: the time, seconds since the epoch.
+        of_job: a training has started the counter; if not, one must have imported a framework to have 0 steps.
     """
 
     root: Path
     node: str
     now: Callable[[], float] = time.time
+    of_job: bool = True
     _processes: dict[str, _Process] = attrs.field(factory=dict)  # source of a file → its process
     _read: dict[int, int] = attrs.field(factory=dict)  # inode → bytes searched
     _heads: dict[int, tuple[int, int | None]] = attrs.field(factory=dict)  # inode → base, phase of waits
@@ -140,7 +142,10 @@ class StepCounter:
                     continue
                 rank = process.rank if process.rank in found or len(found) < MAX_RANKS else ""
                 _add(found.setdefault(rank, Progress()), process, now)
-            return found or ({} if off else {"": Progress()})
+            return found or ({"": Progress()} if not off and (self.of_job or self._is_loading()) else {})
+
+    def _is_loading(self) -> bool:
+        return any((self.root / LOADING_FOLDER).glob(f"*-{self.node}_*"))
 
     def _files(self) -> list[tuple[Path, str]]:
         """Return this node's trace files and their sources, without following links."""

@@ -76,7 +76,16 @@ def page_parts(report: Report) -> dict[str, Markup]:
             ending=report.metrics.ending,
             running=report.metrics.running,
             alarms=list(
-                filter(None, (report.damage_alarm, report.left_out_alarm, report.load_alarm, loop_alarm(report)))
+                filter(
+                    None,
+                    (
+                        report.damage_alarm,
+                        report.left_out_alarm,
+                        report.switched_off_alarm,
+                        report.load_alarm,
+                        loop_alarm(report),
+                    ),
+                )
             ),
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, loop_alarm, readable_processes
 
 MAX_LINES = 15
+_SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
 MAX_PLACES = 2  # lines of code
 MAX_STACKS = 3  # of a training that stopped
 MIN_NAMED = 0.005  # of a job
@@ -48,9 +50,9 @@ def terminal_summary(
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
     gain = _wrap(gain_of_finding(main), width)
-    advice = [*gain, *_wrap(f"Next: {main.next_step}", width)]
+    advice = [*gain, *_sentences(f"Next: {main.next_step}", width)]
     rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
-    facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3]]
+    facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3] if not _is_said(fact, main.headline)]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -63,6 +65,7 @@ def terminal_summary(
     for alarm in (
         report.damage_alarm,
         report.left_out_alarm,
+        report.switched_off_alarm,
         report.load_alarm,
         report.profiling_alarm,
         loop_alarm(report),
@@ -76,6 +79,8 @@ def terminal_summary(
         rest = []  # the place and the advice come first, and a bar is nothing without its legend
     text = max(room - len(rest), len(verdict))
     places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line names the place
+    left = text - len(verdict) - len(places) - len(gain)
+    advice = [*gain, *_sentences(f"Next: {main.next_step}", width, max(left, 1))]
     lines = [*_cut([*verdict, *places, *advice], text, width), *rest]
     for fact in facts:
         lines += fact if len(lines) + len(fact) <= room else []
@@ -153,10 +158,30 @@ def _broken(broken: Mapping[str, str]) -> str:
     return f"Failed and left out: {', '.join([first, *(name for name, _ in others)])} ({why})"
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int, most: int = 4) -> list[str]:
     return textwrap.wrap(
-        shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+        shorten(printable(text), 600),
+        width,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        max_lines=most,
+        placeholder=" …",
     )
+
+
+def _sentences(text: str, width: int, most: int = 4) -> list[str]:
+    """Return the sentences that fit into some lines; if none does, the beginning of the first one."""
+    sentences = _SENTENCE.split(printable(text))
+    for count in range(len(sentences), 0, -1):
+        lines = textwrap.wrap(" ".join(sentences[:count]), width, initial_indent="  ", subsequent_indent="  ")
+        if len(lines) <= most:
+            return lines
+    return _wrap(sentences[0], width, most)
+
+
+def _is_said(fact: Evidence, headline: str) -> bool:
+    """Return whether a headline has the number of a fact."""
+    return bool(fact.unit) and in_unit(fact.value, fact.unit) in headline
 
 
 def _whole(text: str, width: int) -> list[str]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
-from sm_profiler.diagnosis.gpu import decide_traces
+from sm_profiler.diagnosis.gpu import Traced, decide_traces
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, Verdict
 from sm_profiler.diagnosis.profile.case import Case
@@ -141,7 +141,7 @@ def add_windows(report: Report, source: Any) -> Report:
     report = attrs.evolve(report, gpu_traces=tuple(describe(windows.gpu, rank) for rank in ranks))
     if min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values()) < limits.TRACE_KERNELS:
         return report
-    verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
+    verdict, judged = report.verdict, decide_traces(Traced.of(ranks, windows.gpu))
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}
     found = [
         replace(finding, headline=f"In the detailed windows: {finding.headline}")

@@ -77,7 +77,9 @@ def predictions(before: Report, after: Report, measured: Interval) -> tuple[Pred
     left = {finding.kind: finding.gain for finding in (after.verdict.main, *after.verdict.also)}
 
     def is_gone(finding: Finding, gain: Gain) -> bool:
-        now = left.get(finding.kind, _NOTHING)
+        if finding.kind not in left:
+            return True
+        now = left[finding.kind]
         return now is not None and now.seconds_per_step.value <= HARDLY * gain.seconds_per_step.value
 
     known = [
@@ -99,9 +101,6 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     predicted = Interval(*(1 / (1 - one) for one in (low, value, high)))
     findings = tuple(finding.kind.value for finding, _ in group)
     return Prediction(findings, repaired, predicted, measured if repaired else None)
-
-
-_NOTHING = Gain.of_share(Interval(0.0, 0.0, 0.0), 1.0, 0.0)
 
 
 def compute_seconds(metrics: JobMetrics) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.gpu import decide_traces, ledger_of
+from sm_profiler.diagnosis.gpu import Traced, decide_traces
 from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Report, Verdict
 from sm_profiler.diagnosis.words import GPU_ADVICE
 from sm_profiler.errors import SourceError
@@ -23,7 +23,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, is_kineto, unpacked_head
 from sm_profiler.formatting import percent, plural
 from sm_profiler.gpu_traces.callers import operators_alone
-from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.measure import measure
 from sm_profiler.gpu_traces.step_view import describe
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.report.build import JobInfo, job_name, report_without_profile
@@ -103,23 +103,25 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
     """
     where, gpu = os.fspath(source), GpuTraces(source)
     ranks = measure(gpu)
+    traced = Traced.of(ranks, gpu)
     files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
     shown = tuple(describe(gpu, rank) for rank in ranks)
     return report_without_profile(
         job_name(where),
-        verdict_on(gpu, ranks),
+        verdict_on(traced),
         files,
         job or JobInfo(),
         where,
         gpu_traces=shown,
-        ledger=ledger_of(ranks, gpu) if ranks else None,
+        ledger=traced.totals if ranks else None,
     )
 
 
-def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
+def verdict_on(traced: Traced) -> Verdict:
     """Return the verdict on traces that were measured; an inconclusive one if they hold too little."""
+    gpu = traced.gpu
     kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
-    return decide_traces(ranks, gpu) if kernels >= limits.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
+    return decide_traces(traced) if kernels >= limits.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
 
 
 def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:

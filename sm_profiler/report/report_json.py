@@ -123,6 +123,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         communication_s: collectives; null if they were not recorded.
         attempts: above 1: the job was interrupted and resumed.
         interrupted_s: downtime between attempts; not part of loop_s.
+        switched_off_s: time for which the configuration switched the profiler off; not part of loop_s, nor of the ledger.
         end: how this process ended; null if unknown.
     """
 
@@ -142,6 +143,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     communication_s: float | None
     attempts: int = 1
     interrupted_s: float | None = None
+    switched_off_s: float | None = None
     end: End | None = None
 
 
@@ -551,6 +553,7 @@ def _rank(rank: RankMetrics, label: str, host: str, end: End | None) -> Rank:
         communication_s=_number(rank.communication),
         attempts=rank.attempts.count,
         interrupted_s=_number(rank.attempts.down_s),
+        switched_off_s=_number(rank.attempts.off_s),
         end=end,
     )
 

@@ -252,5 +252,5 @@ def write_for_runner(job: ReportJob) -> Judgement:
     end = report.metrics.ending
     if end.failed:  # an issue, however fast the job was, as for `report --fail-on issues`
         status = Status.ISSUES
-        details = details if end.sentence in details else f"{end.sentence} {details}"
+        details = details if end.sentence in details else f"{end.sentence.rstrip('.')}. {details}"
     return Judgement(status, details)

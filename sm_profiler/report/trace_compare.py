@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pandas as pd
 
+from sm_profiler.diagnosis.gpu import Traced
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import KinetoTrace
 from sm_profiler.formatting import decimal, duration, percent, plural, shorten
@@ -312,7 +313,7 @@ def compare_traces(before: str | os.PathLike[str], after: str | os.PathLike[str]
     counts = tuple(round(len(gpu.steps()) / len(gpu.ranks)) if unit == STEP else 0 for gpu in sides)
     changes = _step_changes(*times) if unit == STEP else ()
     changes += _part_changes(*(_parts(found, count or 1) for found, count in zip(ranks, counts, strict=True)))
-    verdicts = tuple(verdict_on(gpu, found).main.kind.value for gpu, found in zip(sides, ranks, strict=True))
+    verdicts = tuple(verdict_on(Traced.of(found, gpu)).main.kind.value for gpu, found in zip(sides, ranks, strict=True))
     groups, operators = group_differences(*sides), operator_differences(*sides)
     kernels = kernel_differences(*sides)
     return TraceComparison(

@@ -64,6 +64,19 @@ def test_padding_need_not_vary(share, varies, tmp_path):
     assert f"{share:.0%}"[:1] in verdict.findings[0].headline
 
 
+@pytest.mark.parametrize("name", ["times.csv.gz", "times.JSONL.gz"])
+def test_compressed_tables_are_read(name, tmp_path):
+    rows = [{"rank": rank, "step": step, "seconds": 0.1} for step in range(40) for rank in range(2)]
+    if "csv" in name:
+        text = "\n".join(["rank,step,seconds", *(",".join(map(str, row.values())) for row in rows)])
+    else:
+        text = "\n".join(map(json.dumps, rows))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()))
+    assert is_table(str(path))
+    assert read_table(path).rows == len(rows)
+
+
 def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
     rows = [
         "rank,step,seconds",

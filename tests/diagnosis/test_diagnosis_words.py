@@ -21,6 +21,7 @@ def test_all_sentences_are_as_stored():
     for title, table in (
         ("Headlines", words.HEADLINES), ("Next steps", words.ADVICE), ("Fragments", words.FRAGMENTS),
         ("Headlines of GPU traces", words.GPU_HEADLINES), ("Next steps of GPU traces", words.GPU_ADVICE),
+        ("What to compile", {f"{name}, {state}": text for name, pair in words.GPU_COMPILE.items() for state, text in zip(("yet", "more"), pair, strict=True)}),
     ):  # fmt: skip
         lines.append(f"== {title}")
         for name, text in table.items():

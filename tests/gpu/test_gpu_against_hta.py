@@ -21,7 +21,9 @@ from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.gpu_traces import intervals
 
 TRACES = Path(__file__).parents[1] / "data" / "gpu_traces"
-MORE = os.environ.get("SM_PROFILER_GPU_TRACES")  # a folder of further traces with their hta.json
+MORE = os.environ.get("SM_PROFILER_GPU_TRACES", "").partition(os.pathsep)[
+    0
+]  # a folder of further traces with their hta.json
 FOLDERS = list({  # the copies here come last, and count
     file.parent.name: file.parent for root in filter(None, [MORE, TRACES]) for file in sorted(Path(root).glob("*/hta.json"))
 }.values())  # fmt: skip

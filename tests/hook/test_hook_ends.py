@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
-from sm_profiler.formats.layout import EXIT_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER
 from sm_profiler.formats.process_end import MAX_ERROR, error_line
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.hook.process_end import place_of
 from sm_profiler.limits import Limits
+from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor.run_state import RunState, read_state, write_state
 from tests.support.hook import environment
 
@@ -165,6 +168,45 @@ def test_a_process_that_is_asked_to_stop_was_not_just_killed(tmp_path, statement
     assert [one["end"] for one in records if one["pid"] == process.pid and "end" in one] == [end]
 
 
+LOADING = """import sys, time, torch
+def load():
+    print("ready", flush=True)
+    time.sleep(60)
+load()
+"""
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_process_that_is_asked_to_stop_before_its_first_step_has_the_line(tmp_path, rank):
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(LOADING)
+    (profile / IGNORED_FOLDER).mkdir(parents=True)
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script)]
+    ranks = {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": "2"}
+    variables = environment(SM_PROFILER_CONFIG=config, **ranks)
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        until = time.monotonic() + 60
+        while not list((profile / LOADING_FOLDER).glob("*")) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.5)  # the handler follows the file
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert (
+        recover_traces(profile, stopped=False) == 0
+    )  # a launcher that ends the other ranks: the first one is the cause
+    assert recover_traces(profile, stopped=True) == 1
+    (path,) = profile.rglob("*_pythontimeline.json")
+    record = json.loads(path.read_text())[0]["args"]
+    assert (record["end"], record["end_step"], record["end_place"]) == ("stopped", 0, "train.py:4")
+    assert record.get("rank") == rank
+    (end,) = rank_ends([record], {})
+    sentence = end_of(EndFacts(run="stopped", exit_code=143), (end,)).sentence
+    assert sentence == "The script was stopped by SIGTERM before its first training step, at train.py:4."
+
+
 @pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("statement", "rank", "end"),
@@ -261,6 +303,18 @@ def test_errors_are_one_bounded_line():
     assert error_line(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
     assert len(error_line(ValueError("x" * 10_000))) == MAX_ERROR
     assert error_line(RuntimeError()) == "RuntimeError"
+
+
+def test_what_failed_in_a_worker_has_its_own_reason_and_line():
+    """torch raises it again with the worker's traceback as its message, whose first line names only the worker."""
+    frames = "".join(
+        f'  File "/x/site-packages/torch/utils/{one}.py", line {one}, in fetch\n    {"~" * 90}\n' for one in range(60)
+    )
+    script = '  File "/code/data.py", line 8, in __getitem__\n    return float(text)\n           ^^^^^^^^^^^\n'
+    text = f"Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{frames}{script}"
+    error = ValueError(f"{text}ValueError: could not convert string to float: 'n/a'\n")
+    assert error_line(error) == "ValueError: could not convert string to float: 'n/a'"
+    assert place_of(error) == "data.py:8"
 
 
 def left_open(root, **args):

@@ -259,7 +259,7 @@ def test_what_threads_take_is_no_reason_for_no_phases(training):
 
 
 def test_all_that_the_hook_does_is_within_the_budget(training):
-    """The callbacks had half of it, whatever threads and rests took: 0.5 % and 0.4 % were allowed together."""
+    """The callbacks had half of it, although threads and rests took all."""
     cpu = [0.0]
     training.controller._own_cpu = lambda: cpu[0]
     compare(training, 40.0)

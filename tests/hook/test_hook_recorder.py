@@ -82,6 +82,11 @@ def written(folder) -> int:
     return sum(row.get("ph") == "X" for file in files for row in json.loads(file.read_text()))
 
 
+def test_one_lost_event_is_no_plural(recorder):
+    recorder._overflow = 1
+    assert recorder._lost() == "1 event is lost"
+
+
 def test_a_disk_that_hangs_neither_fills_the_memory_nor_blocks_the_end(disk, recorder, caplog):
     disk.works.clear()
     produce(recorder, 1)

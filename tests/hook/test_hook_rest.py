@@ -362,7 +362,8 @@ def test_a_change_of_the_collectors_takes_effect_after_the_rest(loop):
     assert loop.tracker.settled is ModeKeys.TRAIN
 
 
-def test_operators_are_counted_in_steps_that_are_observed(session):
+def test_operators_are_counted_in_steps_that_are_observed(session, monkeypatch):
+    monkeypatch.setattr(session.controller, "beat", lambda _written: None)
     loop = Loop(session)
     operators = session.find("pytorch")._operators
     operators.due = FIRST_STEP

@@ -378,8 +378,11 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     train(6)
     entry.uninstall()
     assert end_of_steps(folder)[0] == 9  # the first of the six may have begun before
-    (rank,) = build_report(open_source(str(folder))).metrics.ranks
+    report = build_report(open_source(str(folder)))
+    (rank,) = report.metrics.ranks
     assert (rank.attempts.count, rank.attempts.breaks, rank.attempts.down_s) == (1, (4,), 0.0)
+    assert report.switched_off_alarm.startswith("The profiler was switched off for ")
+    assert ", after 4 recorded steps: " in report.switched_off_alarm
 
 
 SWITCHED_OFF = """

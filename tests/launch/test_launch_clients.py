@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import boto3
 import pytest
+from botocore.exceptions import ParamValidationError
 
 from sm_profiler.config import config_from_environment, explain, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule
@@ -77,6 +78,53 @@ def test_keeps_the_requests_rules_and_reports_a_replaced_configuration(wire, cap
     assert not caplog.records
     client.create_training_job(**JOB, ProfilerConfig={"ProfilingParameters": {"LocalPath": "/x"}})
     assert "replaced" in caplog.text
+
+
+def test_a_request_keeps_what_the_attached_configuration_lacks(wire, caplog):
+    client = wire.client()
+    own = {"S3OutputPath": "s3://mine/", "ProfilingIntervalInMilliseconds": 100}
+    with attach(client, PROFILE):
+        client.create_training_job(**JOB, ProfilerConfig=own)
+    assert wire.sent[0]["ProfilerConfig"] == {**own, **PROFILE._to_request_dict()}
+    with attach(client):
+        client.create_training_job(**JOB, ProfilerConfig={"ProfilingParameters": {"LocalPath": "/x"}})
+    assert wire.sent[1]["ProfilerConfig"]["ProfilingParameters"] == {"LocalPath": "/x"}
+    assert wire.sent[1]["Environment"]["SM_PROFILER_AUTO"] == "1"
+    assert not caplog.records
+
+
+def test_names_what_an_attached_configuration_replaces_in_a_request(wire, caplog):
+    client = wire.client()
+    attach(client, ProfilerConfig("s3://ours/", 500))
+    own = {"S3OutputPath": "s3://mine/", "ProfilingIntervalInMilliseconds": 100, "DisableProfiler": True}
+    client.create_training_job(**JOB, ProfilerConfig=own)
+    assert wire.sent[0]["ProfilerConfig"] == {
+        "S3OutputPath": "s3://ours/", "ProfilingIntervalInMilliseconds": 500, "DisableProfiler": False,
+    }  # fmt: skip
+    assert "has S3OutputPath, ProfilingIntervalInMilliseconds, DisableProfiler: replaced" in caplog.text
+    caplog.clear()
+    default = {"S3OutputPath": JOB["OutputDataConfig"]["S3OutputPath"], "DisableProfiler": False}
+    client.create_training_job(**JOB, ProfilerConfig=default)
+    assert not caplog.records
+
+
+def test_an_attached_configuration_that_switches_off_is_sent_alone(wire, caplog):
+    client = wire.client()
+    attach(client, ProfilerConfig(disable_profiler=True))
+    client.create_training_job(
+        **JOB, ProfilerConfig={"S3OutputPath": "s3://b/", "ProfilingIntervalInMilliseconds": 100}
+    )
+    assert wire.sent[0]["ProfilerConfig"] == {"DisableProfiler": True}
+    assert "has ProfilingIntervalInMilliseconds: replaced" in caplog.text
+
+
+@pytest.mark.parametrize("config", [{"S3OutputPth": "s3://b/"}, "s3://b/"])
+def test_an_invalid_configuration_of_a_request_stays_an_error(wire, config):
+    client = wire.client()
+    attach(client, PROFILE)
+    with pytest.raises((ConfigError, ParamValidationError), match=r"S3OutputPth: unknown|ProfilerConfig"):
+        client.create_training_job(**JOB, ProfilerConfig=config)
+    assert wire.sent == []
 
 
 def test_a_session_profiles_jobs_of_its_later_clients_only(wire, caplog):

@@ -197,8 +197,20 @@ def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
         attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
     texts = [str(one.message) for one in warned]
     assert any("rules are replaced: ProfilerReport" in text for text in texts)
-    assert any("profiler_config is replaced" in text for text in texts)
+    assert any("profiler_config is replaced: ProfilingIntervalInMilliseconds" in text for text in texts)
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
+
+
+def test_attach_keeps_what_the_configuration_lacks(wire, recwarn):
+    estimator = wire.estimator(profiler_config=ProfilerConfig("s3://mine/", 100))
+    before = list(recwarn)
+    config = profile()
+    config.system_monitor_interval_millis = None
+    request = attached_request(wire, estimator, config)
+    assert request["ProfilerConfig"]["S3OutputPath"] == "s3://mine/"
+    assert request["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 100
+    assert "ProfilingParameters" in request["ProfilerConfig"]
+    assert not any("replaced" in str(one.message) for one in recwarn if one not in before)
 
 
 def test_attach_warns_of_a_profiler_that_it_switches_on(wire):

@@ -29,6 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.event_names import DATALOADER_WAIT, HANG, STEP_TRAIN
+from sm_profiler.formats.layout import LOADING_FOLDER
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor import exposition
@@ -108,13 +109,24 @@ def test_a_machine_without_a_scheduler_has_its_own_name():
 
 
 def test_a_series_has_the_name_of_the_profile_if_the_scheduler_names_the_job_otherwise(tmp_path):
-    claim = tmp_path / ".sagemaker-ignore" / "owner"
-    claim.parent.mkdir()
+    folder = tmp_path / "given"
+    claim = folder / ".sagemaker-ignore" / "owner"
+    claim.parent.mkdir(parents=True)
     claim.write_text("slurm-7\nanna\n")
     slurm = {"SLURM_JOB_NAME": "resnet", "SLURM_JOB_ID": "7", "SM_PROFILER_METRICS_PORT": "0"}
-    board = serve_metrics(tmp_path, "algo-1", slurm)
-    assert {("training_job", "resnet-7"), ("profile", "slurm-7")} <= set(board.labels)
-    board.withdraw()
+    for uploads, name in ((True, "slurm-7"), (False, "given")):  # as the fleet names it in S3, and here
+        board = serve_metrics(folder, "algo-1", slurm, uploads=uploads)
+        assert {("training_job", "resnet-7"), ("profile", name)} <= set(board.labels)
+        board.withdraw()
+
+
+def test_a_machine_without_a_training_has_no_steps(tmp_path):
+    """The alert for a training that has not started fired."""
+    counter = StepCounter(tmp_path, "algo-1", of_job=False)
+    assert counter.count() == {}
+    (tmp_path / LOADING_FOLDER).mkdir(parents=True)
+    (tmp_path / LOADING_FOLDER / "7-algo-1_7").touch()
+    assert counter.count()[""].steps["train"] == 0
 
 
 def test_a_job_without_a_name_has_that_of_its_folder(tmp_path):
@@ -531,3 +543,9 @@ def test_alerts_have_what_prometheus_requires():
             by = set(re.findall(r"\w+", re.search(r"by \(([^)]*)\)", rule["expr"])[1]))
             used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
             assert used <= by, rule["alert"]
+
+
+def test_the_alert_of_a_hang_names_a_rank_if_there_is_one():
+    rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
+    (hangs,) = (rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == "TrainingHangs")
+    assert hangs["annotations"]["summary"].startswith("{{ if $labels.rank }}Rank {{ $labels.rank }} of {{ end }}")

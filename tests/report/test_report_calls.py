@@ -119,10 +119,10 @@ def test_samples_of_saving_are_named_apart_from_the_calls():
     metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 30): "open(path, 'wb')"}))
     found = decide(Case(metrics, {})).main
     assert (
-        "120 ms each time for 40 MB; this costs 30 % of the loop, and saving outside of these calls 15 %"
+        "120 ms each time for 40 MB; this costs 30 % of the loop, and saving outside of these calls 21 %"
         in found.headline
     )
-    assert found.share_of_time == pytest.approx(0.45, abs=0.02)
+    assert found.share_of_time == pytest.approx(0.51, abs=0.02)
 
 
 def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
@@ -238,7 +238,6 @@ def test_names_lines_written_to_an_open_file(line, phase):
     [
         ("outside", "evaluate(model)", 2.5),
         ("forward", "self.log.write(str(x))", 2.5),  # which the model does
-        ("outside", "file.write(row)", 0.3),  # a few samples
     ],
 )
 def test_other_lines_are_not_logging(phase, line, seconds):

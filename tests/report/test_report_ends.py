@@ -173,6 +173,13 @@ def test_a_rank_that_ends_early_is_the_verdict():
     assert exit_code(report, Namespace(fail_on="issues")) == 1
 
 
+def test_a_long_error_of_a_peer_is_cut_at_its_end():
+    error = f"RuntimeError: [{'/folder' * 8}/pair.cc:553] Connection closed by peer [::1]:1. {'Typical. ' * 9}GLHF!"
+    headline = two_ranks(record(0, "crashed", 3.1, 151, error), record(1, "exited", 2.5, 150)).verdict.main.headline
+    assert "pair.cc:553] Connection closed by peer" in headline
+    assert "GLHF" not in headline
+
+
 def test_ranks_that_end_together_are_no_dead_rank():
     both = record(0, "killed", 2.5), record(1, "killed", 2.6)
     assert two_ranks(*both).metrics.ending.dead is None
@@ -239,6 +246,9 @@ def test_a_run_without_training_steps():
     assert "imported" not in f"{over.main.headline} {over.main.next_step} {over.not_judged}"
     assert "from sm_profiler.hook import get_hook" in over.main.next_step
     assert "SM_PROFILER_AUTO" not in f"{over.main.next_step} {over.not_judged}"
+    stopped = report_from((), SAMPLES, facts=of_run("stopped", 143)).verdict.main
+    assert stopped.headline == "It was stopped before a training step was seen."
+    assert "start()" not in stopped.next_step
     so_far = report_from((), SAMPLES, facts=of_run("running")).verdict.main
     assert "so far" in so_far.headline
     assert "watch" in so_far.next_step
@@ -252,9 +262,9 @@ def without_steps(state, **facts):
 
 def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
     assert "for an error" in without_steps("exited").next_step
-    stopped = without_steps("stopped").next_step
-    assert "for an error" not in stopped
-    assert stopped.startswith("The job was stopped before its first step ended")
+    stopped = without_steps("stopped", end_place="train.py:3")
+    assert "for an error" not in stopped.next_step
+    assert stopped.headline == "It was stopped before its first training step, at train.py:3."
 
 
 def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_is_named():

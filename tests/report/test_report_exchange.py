@@ -4,7 +4,7 @@ import pytest
 
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
-from tests.support.reports import START_S, training, verdict_of
+from tests.support.reports import START_S, sampled, training, verdict_of
 
 STEP_S, STEPS = 0.0502, 200
 
@@ -37,6 +37,19 @@ def test_an_exchange_that_nothing_hides():
     assert (main.kind, main.confidence) == (Class.COMMUNICATION_BOUND, "low")
     assert "while nothing is computed" in main.headline
     assert "no_sync" not in main.headline
+
+
+JOINING = ("start", False, 3.0, 5, "train.py", "main", "torch.distributed.distributed_c10d.init_process_group")
+MEETING = ("backward", False, 2.0, 29)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "lines"), [((JOINING,), []), ((JOINING, MEETING), [29])], ids=["alone", "with the loop"]
+)
+def test_the_line_at_which_a_job_joins_its_group_is_none_of_the_loop(stacks, lines):
+    main = verdict_of([*exchanging(communication=0.022), sampled(*stacks)]).main
+    assert main.kind is Class.COMMUNICATION_BOUND
+    assert [line.line for line in main.where] == lines
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_each_number_that_decides_has_one_definition_a_reason_and_a_use():
 
 def test_every_sentence_is_used():
     files = [path for path in (PACKAGE / "diagnosis").rglob("*.py") if path.name != "words.py"]
-    source = "".join(path.read_text() for path in files)
+    source = "".join(path.read_text() for path in (*files, PACKAGE / "report" / "recordings.py"))
     begun = re.findall(r'f"([a-z_]+)_\{', source)  # f"start_{part}"
     for table in (words.HEADLINES, words.ADVICE, words.FRAGMENTS, words.GPU_HEADLINES, words.GPU_ADVICE):
         unused = [name for name in table if f'"{name}"' not in source and not name.startswith(tuple(begun))]

@@ -27,6 +27,7 @@ from tests.support.reports import (
     metrics_of,
     ranked,
     report_from,
+    sampled,
     training,
     verdict_of,
 )
@@ -46,11 +47,28 @@ def test_finds_waiting_for_data():
     assert verdict.main.share_of_time == pytest.approx(0.02 / 0.0292, abs=0.01)
 
 
-@pytest.mark.parametrize(("workers", "found"), [(0, False), (2, True)])
-def test_a_worker_that_is_late_by_less_than_collating_takes_is_too_slow(workers, found):
-    metrics = metrics_of(training(300, wait=0.0008, forward=0.001, backward=0.0015, optimizer=0.0002))
-    metrics = attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
-    assert (cause_found("INPUT_BOUND", Case(metrics, {})) is not None) is found
+def short_steps(workers, wait):
+    metrics = metrics_of(training(300, wait=wait, forward=0.001, backward=0.0015, optimizer=0.0002))
+    return attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
+
+
+@pytest.mark.parametrize(("workers", "wait", "found"), [(0, 0.0008, True), (2, 0.0008, True), (-1, 0.0008, False), (2, 0.0005, False)])  # fmt: skip
+def test_what_it_takes_to_hand_over_a_batch_is_no_slow_input(workers, wait, found):
+    assert (cause_found("INPUT_BOUND", Case(short_steps(workers, wait), {})) is not None) is found
+
+
+def test_a_third_of_short_steps_spent_making_batches_is_the_input():
+    main = decide(Case(short_steps(0, 0.0013), {})).main
+    assert main.kind is Class.INPUT_BOUND
+    assert "sample by sample" in main.headline
+    assert "Make a batch at once" in main.next_step
+
+
+def test_why_short_waits_are_not_named_is_true_without_a_gpu():
+    main = decide(Case(short_steps(-1, 0.0008), {})).main
+    assert main.kind is Class.BALANCED
+    assert "GPU" not in main.headline
+    assert "800 µs for a batch is about what it takes to hand over" in main.headline
 
 
 def test_ignores_short_waits():
@@ -70,6 +88,25 @@ def test_finds_tiny_steps():
 
 def test_finds_a_slow_optimizer():
     assert verdict_of(training(200, optimizer=0.02)).kind is Class.OPTIMIZER_BOUND
+
+
+@pytest.mark.parametrize(
+    ("leaf", "advised"),
+    [
+        ("adam._single_tensor_adam", "Create the optimizer with fused=True"),
+        ("rprop._single_tensor_rprop", "Create the optimizer with foreach=True"),
+        ("adamw._multi_tensor_adamw", "Create the optimizer with fused=True"),
+        ("nadam._multi_tensor_nadam", "in a few operators already"),
+        ("adam._fused_adam", "in a few operators already"),
+        ("_functional.sparse_adam", "neither a fused nor a foreach implementation"),
+    ],
+)
+def test_an_optimizer_is_not_advised_what_it_does_not_accept(leaf, advised):
+    seen = sampled(("optimizer", False, 4.0, 12, "train.py", "main", f"torch.optim.{leaf}"))
+    main = verdict_of([*training(200, optimizer=0.02), seen]).main
+    assert main.kind is Class.OPTIMIZER_BOUND
+    assert main.next_step.count("=True") == advised.count("=True")
+    assert advised in main.next_step
 
 
 def test_finds_periodic_stalls_and_their_cost():
@@ -670,3 +707,13 @@ def test_the_reason_of_a_confidence_is_shown():
     assert json.loads(to_json(report))["verdict"]["confidence_reason"] == "only 59 steps"
     sure = report_from(training(400, wait=0.02)).verdict.main
     assert (sure.confidence, sure.doubt) == ("high", "")
+
+
+@pytest.mark.parametrize(("steps", "named"), [(12, True), (4, False)])
+def test_a_loop_that_compiling_again_keeps_short_is_not_simply_too_short(steps, named):
+    rows = training(steps, wait=0, forward=1.0, backward=0.001, optimizer=0.001)
+    again = [(event_names.COMPILE, "step", row[2] + 0.01, 0.97, "algo-1-0", row[5], {"again": True}) for row in rows if row[0] == "Forward"]  # fmt: skip
+    main = verdict_of([*rows, *again[3:]]).main
+    assert main.kind is (Class.RECOMPILATION if named else Class.INCONCLUSIVE)
+    assert "compiles step again 9 times" in main.headline or not named
+    assert "Compiling" not in verdict_of(rows).main.headline

@@ -100,6 +100,16 @@ def test_is_not_sure_of_slow_loading_threads_while_others_hold_the_cores(own, co
     assert found.confidence == "high"  # what the other rank uses is not known
 
 
+def test_others_hold_only_cores_that_the_training_may_use():
+    """On three of the four cores, the others may run without being in the way."""
+    rows = [*fed(compiled(600, wait=0.01), "arrays"), (event_names.THREADS, "threads", 2.0, 1.0, "algo-1-0", -1, {"threads": 9, "cores": 1.0})]  # fmt: skip
+    samples = [(at, 97.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for at in range(1, 14) for core in range(4)]
+    metrics = metrics_of(rows, samples)
+    at = np.arange(14.0)
+    usage = {"algo-1-0": Usage(at + metrics.ranks[0].start - 1, at * 0.8, np.zeros(14))}
+    assert cause_found("INPUT_BOUND", Case(attrs.evolve(metrics, usage=usage), {})).confidence == "high"
+
+
 def operators(rows, **args):
     return [(event_names.OPERATORS, "operators", 1.0, 0.0, "algo-1-0", 20, args), *rows]
 

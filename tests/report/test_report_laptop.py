@@ -14,7 +14,7 @@ from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats.event_names import CALLBACK, COMPILE
+from sm_profiler.formats.event_names import CALLBACK, COMPILE, COMPILED_STEP
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.render.page import render_html
@@ -246,3 +246,41 @@ def test_what_a_callback_compiles_goes_with_it():
 
 def test_the_trainer_is_not_given_an_argument_of_the_data_loader():
     assert "pin_memory" not in FRAGMENTS["loader_of_trainer"] + ADVICE["input_no_workers"]  # it pins by default
+
+
+def with_finding(**changes):
+    report = laptop(wait=0.02)
+    main = replace(report.verdict.main, **changes)
+    return attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main))
+
+
+def test_the_next_step_ends_with_a_sentence():
+    """It was cut in the middle of a word."""
+    step = " ".join(
+        f"Sentence {number} names something to do, and it takes about half of a line." for number in range(12)
+    )
+    where = tuple(Location("train.py", line, "main", 0.2) for line in range(3))
+    lines = terminal_summary(with_finding(next_step=step, where=where), width=80).splitlines()
+    advice = " ".join(" ".join(lines).partition("Next: ")[2].partition("WWW")[0].split())
+    assert advice.endswith("half of a line.")
+    assert 2 <= advice.count("Sentence") < 12
+
+
+def test_evidence_that_the_headline_has_is_not_repeated():
+    found = with_finding()
+    fact, other = found.verdict.main.evidence[:2]
+    assert fact.unit == "share"
+    text = terminal_summary(found, width=100)
+    assert f"{fact.metric}:" not in text
+    assert f"{fact.metric}:" in terminal_summary(with_finding(headline="The loop waits."), width=100)
+    assert other.metric
+
+
+@pytest.mark.parametrize(("framework", "compiled", "shown"), [("jax", "compiled", False), ("jax", "forward", True)])
+def test_a_compiled_loop_is_not_advised_to_compile(framework, compiled, shown):
+    rows = training(300, backward=0, optimizer=0, forward=0.01)
+    if compiled == "compiled":
+        rows = [(COMPILED_STEP, "step", *row[2:]) if row[0] == "Forward" else row for row in rows]
+    main = decide(Case(metrics_of(rows, metadata=({"framework": framework},)), {})).main
+    assert main.kind is Class.BALANCED
+    assert ("jax.jit" in main.next_step) is shown

@@ -10,12 +10,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.inputs import Workers, left_after, workers_of
 from sm_profiler.hook import scheduling
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory
@@ -182,3 +183,11 @@ print(held() - before)
 def test_memory_of_large_arrays_is_returned_although_later_ones_remain():
     done = subprocess.run([sys.executable, "-c", ALLOCATE], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 8 << 20
+
+
+def test_workers_that_wait_still_share_the_cores():
+    """79 workers on one core, and a job 69 times as fast: what the loading computes is as long as without workers."""
+    wait, compute = np.full(100, 0.0722), np.full(100, 0.0009)
+    pool = Workers(0, 1, 20, 0.0722, 0.0036, idle=True, computing=0.0036)
+    assert pool.suggested == 8
+    assert min(left_after(pool, wait, compute, 1.0, [0.05])) == pytest.approx(0.0027)

@@ -73,8 +73,34 @@ def test_batches_of_a_generator_are_input():
     assert "turn batches() into a Dataset" in verdict.main.next_step
     assert (verdict.main.where[0].line, verdict.main.where[0].function) == (8, "batches")
     assert verdict.also == ()
-    beside = stack("outside", 6.0, 21, (8, "metrics"))
+    one_core = (event_names.THREADS, "threads", 2.0, 1.0, NAME, -1, {"threads": 9, "cores": 1.0})
+    assert (
+        "worker processes would share it"
+        in decide(judged([*rows, one_core], making, stack("forward", 2.0, 21))).main.next_step
+    )
+    beside = stack("outside", 6.0, 31, (8, "metrics"))
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
+
+
+@pytest.mark.parametrize(("of_function", "of_loop", "found"), [(2.0, 0.1, True), (0.3, 1.8, False)])
+def test_a_function_of_an_otherwise_healthy_loop_is_named(of_function, of_loop, found):
+    """A loop may spend as much on its own Python, which cannot be left out; what it calls can be called less often."""
+    learning = stack("backward", 3.0, 21)
+    seen = stack("outside", of_function, 21, (8, "histograms")), stack("outside", of_loop, 21), learning
+    verdict = decide(judged(training(400, outside=0.0017), *seen))
+    assert (verdict.kind is Class.SYNC_BOUND) is found
+    if found:
+        assert "histograms() takes 13 % of each training step" in verdict.main.headline
+        assert verdict.main.where[0].function == "histograms"
+
+
+@pytest.mark.parametrize(("phase", "said"), [("between", "no worker can do it ahead"), ("outside", "loader workers")])
+def test_what_follows_the_models_pass_is_nothing_for_loader_workers(phase, said):
+    """An environment acts on what the model put out."""
+    rows = training(400, wait=0, outside=0.008)
+    main = decide(judged(rows, stack(phase, 3.0, 31, (8, "act")), stack("forward", 1.2, 21))).main
+    assert main.kind is Class.SYNC_BOUND
+    assert said in main.next_step
 
 
 def test_batches_of_a_generator_are_input_though_no_sample_hit_a_phase():

@@ -236,3 +236,21 @@ def test_steps_that_compute_behind_a_compilation_are_no_measure():
 def test_a_compilation_that_is_shorter_than_the_steps_before_it_hides_no_slowdown():
     found = verdict_of(compiling_in_turn(every=149, after=0.03), metadata=JAX)
     assert Class.FAIL_SLOW in {one.kind for one in (found.main, *found.also)}
+
+
+@pytest.mark.parametrize(("later", "named"), [(0.005, False), (0.02, True)])
+def test_only_lines_that_grew_since_a_slowdown_are_named(later, named):
+    """A forward pass that takes as long as before is no reason, although samples show it."""
+    rows, now = [], 1.0
+    for step in range(600):
+        slow = step >= 300
+        rows += training(
+            1, forward=later if slow else 0.005, backward=0.02 if slow and not named else 0.002, at=now, number=step
+        )
+        now += 0.007 + (0.018 if slow and not named else 0.0) + (later - 0.005 if slow else 0.0)
+        if step % 100 == 99:
+            rows.append(sampled(("forward", False, 100 * (later if slow else 0.005), 39), at=now - 0.3))
+    found = verdict_of(rows).main
+    assert found.kind is Class.FAIL_SLOW
+    assert [line.line for line in found.where] == ([39] if named else [])
+    assert any(one.metric.startswith("lines of the script that take longer") for one in found.evidence) is not named

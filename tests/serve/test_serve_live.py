@@ -144,7 +144,7 @@ def test_an_error_is_shown_and_ends_with_its_cause(job, tmp_path):
 
 
 def test_a_job_without_an_end_and_without_news_may_be_over(job, tmp_path):
-    """The list called it ended, and its page showed it as running, with data three years old."""
+    """The list called it ended, and its page stated that it was running, with data three years old."""
     folder = tmp_path / "job"
     copy_files(job, folder, data_files(job))
     live = LiveJob(str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.step_fold import TRAIN
 
+_FRAMEWORKS = re.compile(r"^(torch\.(?!utils)|transformers|keras|tensorflow|jax|flax)")  # what runs a model
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALL = "host_callback"  # advice
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
@@ -88,10 +90,11 @@ def saving(case: Case) -> Found | None:
         Evidence("files saved", most.count, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
     ]
-    around = ""
+    called, around = share, ""
     if seen.share >= limits.FLOOR:
-        evidence.append(Evidence("saving outside of these calls, from samples", round(seen.share, 4), unit="share"))
-        around = FRAGMENTS["saving_around"].format(share=percent(seen.share))
+        called = min(spent.seconds / rank.loop, share)
+        evidence.append(Evidence("saving outside of these calls, from samples", round(share - called, 4), unit="share"))
+        around = FRAGMENTS["saving_around"].format(share=percent(share - called))
     if most.size:
         evidence += [
             Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
@@ -101,7 +104,7 @@ def saving(case: Case) -> Found | None:
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
-    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(share - seen.share), "around": around}
+    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around}
     return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=timed)
 
 
@@ -271,7 +274,9 @@ def recompilation(case: Case) -> Found | None:
     spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
     if spent is None or all(map(in_first_steps, spent.records)):
         return None
-    rank, share = spent.rank, case.share_of(AGAIN)
+    if not case.ranks and spent.calls < limits.REPEATS:
+        return None
+    rank, share = spent.rank, case.compiled_again
     slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
     share = (share * rank.loop + slowed) / (rank.loop + slowed)  # the ledger leaves out steps that the profiler slowed
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
@@ -297,7 +302,7 @@ def recompilation(case: Case) -> Found | None:
     advice = f"recompilation_{compiler.replace('.', '_')}"
     return Found(
         "recompilation", words, tuple(evidence), share,
-        advice if advice in ADVICE else "recompilation_torch_compile", _compiled_once,
+        advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, _again_in_first_steps(spent)),
         "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
         share * _chance(spent), lines_of_records(spent.records),
     )  # fmt: skip
@@ -312,7 +317,12 @@ def _chance(spent: Spent[Compile]) -> float:
     return float(np.sqrt((seconds**2).sum()) / seconds.sum()) if seconds.sum() > 0 else 1.0
 
 
-def _compiled_once(loop: Loop) -> Saving | None:
+def _again_in_first_steps(spent: Spent[Compile]) -> float:
+    """Return the seconds of the first steps in which functions are compiled for the second time, or more often."""
+    return sum(one.seconds for one in spent.records if in_first_steps(one))
+
+
+def _compiled_once(first: float, loop: Loop) -> Saving | None:
     """Make the steps that compile again as long as others: what was compiled runs slowly at first, which no record shows.
 
     If there are no others, such a step may take any time, so at most all of it is saved.
@@ -328,9 +338,11 @@ def _compiled_once(loop: Loop) -> Saving | None:
     else:
         whole = float(loop.training[rows].sum())
     least, value, most = limits.SAVED
-    lost = again * ((total + beyond) / total)
-    taken = (AGAIN, "compiled", "forward", "backward")
-    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
+    collected = np.minimum(loop.of_activity(COLLECTING), again)  # tracing leaves garbage
+    lost = again * ((total + beyond) / total) + collected
+    taken = (AGAIN, COLLECTING, "compiled", "forward", "backward")
+    first = min(first, loop.once)
+    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0, once=(first * least, first * value, first))
 
 
 def collections(case: Case) -> Found | None:
@@ -368,14 +380,14 @@ def evaluation(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in limits.SAVED], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
-        saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
+        saves=saves, doubt=_doubt_of_evaluation(case, ranks),
         where=_lines_of_evaluation(case),
     )  # fmt: skip
 
@@ -388,6 +400,16 @@ def _lines_of_evaluation(case: Case) -> tuple[Location, ...]:
     ]
     lines = Lines.of(map(case.seen.before_model, found))
     return lines.locations(lines.weights(), case.metrics, least=1)
+
+
+def _doubt_of_evaluation(case: Case, ranks: Sequence[Rank]) -> str:
+    """Return why forwards without gradients may serve another purpose; "" if nothing speaks for that."""
+    if not any(_is_evaluation(rank, case) for rank in ranks):
+        return "the model may act, and not be evaluated"
+    seen = [one for one in case.metrics.samples.stacks if one.phase == EVALUATION]
+    ran = sum(one.count for one in seen if _FRAMEWORKS.match(one.leaf))
+    whole = sum(one.count for one in seen)
+    return "much of it is no run of the model" if ran < limits.SEEN * whole else ""
 
 
 def _is_evaluation(rank: Rank, case: Case) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +17,7 @@ from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     AFTER,
+    AGAIN,
     CALLBACKS,
     COLLECTING,
     COPYING,
@@ -31,11 +34,12 @@ from sm_profiler.diagnosis.profile.ledger import (
 from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
-from sm_profiler.diagnosis.stack import Stack, stack_of
+from sm_profiler.diagnosis.stack import JAX, PYTORCH, Stack, stack_of
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.recorded import Threads
+from sm_profiler.formats.recorded import Compile, Threads
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
 _TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
@@ -113,9 +117,16 @@ class Case:
     @cached_property
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
-        whole = self.mean(lambda rank: rank.loop)
+        before = self.mean(self._compiled_before)
+        whole = max(self.mean(lambda rank: rank.loop) - before, 0.0)
         loop = Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
-        return loop and attrs.evolve(loop, once=in_first_steps(start_parts(self.metrics)))
+        return loop and attrs.evolve(loop, once=max(in_first_steps(start_parts(self.metrics)) - before, 0.0))
+
+    def _compiled_before(self, rank: Rank) -> float:
+        """Return the seconds in which functions are compiled before the first training step: to make the model."""
+        first = float(rank.steps[rank.train].start[0]) / 1e6
+        own = [one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first]
+        return float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1]) if own else 0.0
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -127,7 +138,15 @@ class Case:
 
         If ranks wait for each other, all pay for the one that spends most; otherwise it is the mean.
         """
-        names = {rank.name for rank in self.ranks}
+        return self._share(self.ranks, activities)
+
+    @property
+    def compiled_again(self) -> float:
+        """Share of the loop in which functions are compiled again; of all loops if none is long enough to be judged."""
+        return self._share(self.ranks or self.metrics.ranks, (AGAIN,))
+
+    def _share(self, ranks: Sequence[Rank], activities: Sequence[str]) -> float:
+        names = {rank.name for rank in ranks}
         shares = [Totals((one,)).share(*activities) for one in self.totals.ranks if one.name in names]
         return float((np.max if self.in_step else np.mean)(shares)) if shares else 0.0
 
@@ -194,6 +213,13 @@ class Case:
     def stack(self) -> Stack:
         """Names of repairs in the framework whose steps were recorded."""
         return stack_of(self.metrics.metadata)
+
+    @property
+    def compiles(self) -> bool:
+        """True if compiled functions run already, so that torch.compile or jax.jit is nothing to try."""
+        if self.stack is JAX:
+            return any(rank.seconds["compiled"] > 0 for rank in self.ranks)
+        return self.stack is PYTORCH and len(self.metrics.recorded(Compile).longest) > 0
 
     @cached_property
     def trainer(self) -> str:
@@ -275,6 +301,40 @@ class Case:
         return [cores for cores in found if cores is not None]
 
     @property
+    def cores(self) -> int:
+        """Cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
+
+        Workers inherit the affinity of the process that starts them.
+        """
+        metrics = self.metrics
+        ranks = Counter(rank.node for rank in metrics.ranks)
+        shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
+        threads = metrics.recorded(Threads)
+        usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
+        return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
+
+    def mostly_waits(self, workers: int, load: float) -> bool | None:
+        """Return whether loading, which takes a share of a step, occupies fewer cores than it would if it computed.
+
+        Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
+        may lack it, and then busy cores do not show whether loading computes: None.
+        """
+        metrics, own = self.metrics, self.own_cores
+        if workers <= 0 and own:
+            available = 1 - min(self.core_wait, 1 - limits.FLOOR)  # a thread without a core does not compute
+            return float(np.mean(own)) / available - (1 - load) < limits.MAJORITY * load
+        cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
+        if cpu is None or not cores or not metrics.ranks:
+            return False
+        busy = cpu / 100 * cores / len(metrics.ranks)  # per training process, which occupies one while it does not wait
+        idle = bool(busy - (1 - load) < limits.MAJORITY * (workers if workers > 0 else load))
+        return idle or (False if workers > 0 else None)
+
+    def would_share_a_core(self, workers: int, load: float) -> bool:
+        """Return whether worker processes would compute in turn with the training process; of `load` as `mostly_waits`."""
+        return self.cores == 1 and not self.mostly_waits(workers, load)
+
+    @property
     def gpu_mean(self) -> float | None:
         """Mean use of all GPUs in the loop, percent; None without GPUs."""
         return mean_or_none([gpu.mean for gpu in self.metrics.gpus])
@@ -320,7 +380,7 @@ class Case:
             own, collects = rank.iterations, key == COLLECTING
             rows = (own.known | collects) & (own.index >= thresholds.WARM_UP_STEPS)
             weight = np.ones(len(own)) if collects else own.weight
-            return _share_error(((own.gc if collects else own.of(key)) * weight)[rows], (own.length * weight)[rows])
+            return _share_error((own.gc if collects else own.of(key))[rows], own.length[rows], weight[rows])
 
         return max(map(of, self.ranks), default=0.0)
 
@@ -351,7 +411,8 @@ class Case:
             return Confidence(level, found.doubt)
         if not clear:
             return Confidence(level, "the steps vary much" if far else CLOSE_TO_FLOOR)
-        return Confidence(level, few_steps(self.steps))
+        recorded = min((rank.train_steps for rank in self.metrics.ranks), default=0)  # none is judged of a short loop
+        return Confidence(level, few_steps(self.steps or recorded))
 
 
 def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:
@@ -399,13 +460,13 @@ def _blocks(values: Floats) -> Floats:
     )
 
 
-def _share_error(part: Floats, whole: Floats) -> float:
-    """Return the standard error of the ratio of two sums over iterations, from stretches of equal length."""
-    ends = np.cumsum(whole)
-    if not len(whole) or ends[-1] <= 0:
+def _share_error(part: Floats, whole: Floats, weight: Floats) -> float:
+    """Return the standard error of the ratio of two sums over iterations, from stretches of equal weight."""
+    if not len(whole) or (whole @ weight) <= 0:
         return 0.0
-    block = np.minimum((ends - whole / 2) / ends[-1] * limits.STRETCHES, limits.STRETCHES - 1).astype(np.int64)
-    parts, wholes = (np.bincount(block, one, limits.STRETCHES) for one in (part, whole))
+    ends = np.cumsum(weight)
+    block = ((ends - weight / 2) / ends[-1] * limits.STRETCHES).astype(np.int64)
+    parts, wholes = (np.bincount(block, one * weight, limits.STRETCHES) for one in (part, whole))
     rest = parts - parts.sum() / wholes.sum() * wholes
     return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
 

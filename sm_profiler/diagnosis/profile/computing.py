@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.lines import (
 )
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
-from sm_profiler.diagnosis.stack import KERAS
+from sm_profiler.diagnosis.stack import KERAS, PYTORCH
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
@@ -62,8 +62,10 @@ def outside(case: Case) -> Found | None:
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
         share -= _dispatched(case).share
     spent = share * step
-    if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
+    if spent < limits.HANDOVER_S or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
+    if share < kept + limits.FLOOR:
+        return _waits_for_gpu(case) or _one_function(case, share, step)
 
     def saves(loop: Loop) -> Saving:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
@@ -85,16 +87,57 @@ def outside(case: Case) -> Found | None:
     )
 
     def counts(one: Sampled) -> bool:
-        return (
-            not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
-        )
+        return _is_rest(one, case)
 
-    where = lines_of_samples(case.metrics, counts)
+    where, seen = lines_of_samples(case.metrics, counts), [one for one in case.metrics.samples.stacks if counts(one)]
+    after = sum(one.seconds for one in seen if one.phase == "between")  # and not before the model is called
+    if after > limits.MAJORITY * sum(one.seconds for one in seen):
+        words["ahead"] = FRAGMENTS["after_the_model"]
+    else:
+        words["ahead"] = FRAGMENTS["ahead_once" if case.would_share_a_core(0, share) else "ahead_in_workers"]
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
+    )  # fmt: skip
+
+
+def _is_rest(one: Sampled, case: Case) -> bool:
+    return not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
+
+
+def _one_function(case: Case, share: float, step: float) -> Found | None:
+    """Find a function that the loop calls outside the phases, of a loop whose other code is as short as usual.
+
+    What the loop itself does there is the price of a Python loop; a function of its own can be called less often.
+    """
+    seen = [one for one in case.metrics.samples.stacks if one.places and _is_rest(one, case)]
+    counts = Counter[tuple[str, str]]()
+    for one in seen:
+        called = (key for place in one.places if (key := (place.file, place.function)) not in case.seen.learning)
+        if (function := next(called, None)) is not None:
+            counts[function] += one.count
+    if not counts or not case.seen.learning:  # the loop's own function is not known
+        return None
+    function, count = counts.most_common(1)[0]
+    whole = sum(one.count for one in seen)
+    likely = (count + 1) / (whole + 2)  # of few samples, chance may be all
+    part = share * likely
+    if count < limits.REPEATS or part * step < limits.HANDOVER_S:
+        return None
+    words = {
+        "function": shorten(printable(function[1]), MAX_NAME), "share": percent(part), "time": duration(part * step),
+        "step": duration(step),
+    }  # fmt: skip
+    evidence = (
+        Evidence("time of a training step in this function", round(part, 4), unit="share"),
+        Evidence("time of a training step in other code", round(share, 4), unit="share"),
+    )
+    error = math.hypot(case.share_error("outside"), share * error_of_part(count, whole))
+    return Found(
+        "one_function", words, evidence, part, saves=lambda loop: part_of_share(loop, part, REST), error=error,
+        where=lines_of_samples(case.metrics, lambda one: function in {(at.file, at.function) for at in one.places} and _is_rest(one, case)),
     )  # fmt: skip
 
 
@@ -191,7 +234,7 @@ def part_of_share(
         kept: share of the time that a healthy loop may spend on it.
         sure: it was measured directly.
     """
-    least, value = limits.PART_SAVED if sure else limits.PART_SAVED_INDIRECT
+    least, value = limits.SAVED[:2] if sure else limits.PART_SAVED_INDIRECT
     share = min(max(float(np.nan_to_num(share)), 0.0), 1.0)
     certain = max(min(least * share, share - kept), 0.0) / max(value * share, 1e-12)
     return Saving(loop.now * share * value, least / value, 1 / value, taken, certain=certain)
@@ -296,7 +339,7 @@ def _recorded_stacks(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
         spent = loop.usual("forward") * part
-        return Saving(spent, limits.PART_SAVED[1], 2, ("forward", "backward"), strict=True)
+        return Saving(spent, limits.SAVED[0], 2, ("forward", "backward"), strict=True)
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
@@ -394,11 +437,13 @@ class PerSample:
         )  # fmt: skip
 
     def saves(self, loop: Loop) -> Saving:
-        """Save the loss and its gradients, and in any case a part of the loss itself."""
-        least, usually = limits.PART_SAVED
-        value = (self.between + self.backward) * usually
-        low = self.between * least / value
-        return Saving(loop.now * value, low, 1 / usually, (*REST, "backward"))
+        """Save the loss, and its gradients, of which it is not measured how long they take."""
+        low, value = (
+            self.between * part + self.backward * indirect
+            for part, indirect in zip(limits.SAVED, limits.PART_SAVED_INDIRECT, strict=False)
+        )
+        certain = self.between * limits.SAVED[0] / value
+        return Saving(loop.now * value, low / value, (self.between + self.backward) / value, (*REST, "backward"), certain=certain)
 
 
 def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
@@ -489,7 +534,8 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     )
     total = min(share + launching, 1.0) * _in_training(case)
     doubt = "Python and operators are measured together"
-    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt))
+    where = lines_of_samples(case.metrics, lambda one: _is_rest(one, case))
+    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt, where=where))
 
 
 def _tiny_steps(case: Case) -> Found | None:
@@ -645,8 +691,6 @@ def _one_by_one(case: Case) -> Found | None:
     share = min((compiled * calls[2] if calls else 0.0) + dispatched.share, 1.0)
     if share < limits.NOTICEABLE:
         return None
-    # compiling fuses what the operations compute, too
-    most = min(compiled + dispatched.share, 1.0) / share if calls else 1.0
     evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
     cost, error = FRAGMENTS["besides_compiled"], dispatched.error
     if calls:
@@ -660,8 +704,16 @@ def _one_by_one(case: Case) -> Found | None:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", dispatched.samples))
 
     def saves(loop: Loop) -> Saving:
-        saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
-        return attrs.evolve(saving, high=saving.high * max(most, 1.0))
+        """Save the launches, and at best all that is not compiled yet, with the compilations of single operations."""
+        least, value = limits.SAVED[:2]
+        inside = loop.of_activity(*_STEP, *(("compiled",) if calls else ()))
+        seconds = np.minimum(loop.now * share, inside)
+        most = float(inside.sum()) / max(float(seconds.sum()), 1e-12)
+        usual = value * (1 + most) / 2
+        sure = least if calls else limits.PART_SAVED_INDIRECT[0]
+        certain = max(min(sure, 1 - (limits.NOTICEABLE - limits.FLOOR) / share), 0.0)
+        once = 0.0, loop.once * limits.MAJORITY / 2, loop.once * limits.MAJORITY
+        return Saving(seconds * usual, least / usual, most / usual, certain=certain / usual, once=once)
 
     return Found(
         "one_by_one", {"share": percent(share), "step": duration(case.typical("length")), "cost": cost}, tuple(evidence), share,
@@ -670,6 +722,7 @@ def _one_by_one(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+_STEP = ("forward", "backward", "optimizer", *REST)  # activities of a step that launches operations
 _TIMED = ("wait", parts.DECLARED, *(part.key for part in parts.phases()))  # of a step
 
 
@@ -776,10 +829,36 @@ def optimizer(case: Case) -> Found | None:
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
+    words = {"share": percent(share), "time": duration(spent), "repair": _fewer_operators(case)}
     return Found(
-        "optimizer", {"share": percent(share), "time": duration(spent)}, evidence, share, saves=saves,
+        "optimizer", words, evidence, share, saves=saves,
         error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
+
+
+_OF_TORCH = re.compile(r"^torch\.optim\.")
+_IMPLEMENTATION = re.compile(r"^torch\.optim\.\w+\._(?P<how>single_tensor|multi_tensor|fused)_(?P<algorithm>\w+)$")
+_HAS_FUSED = ("adagrad", "adam", "adamw", "sgd")  # algorithms of torch.optim
+
+
+def _fewer_operators(case: Case) -> str:
+    """Return what runs the optimizer in fewer operators: of torch's own, what its class accepts and does not do already."""
+    if case.stack is not PYTORCH:
+        return case.stack.optimizer
+    seen = Counter[str]()
+    for one in case.metrics.samples.stacks:
+        if one.phase == "optimizer" and _OF_TORCH.match(one.leaf):
+            seen[one.leaf] += one.count
+    if not seen:
+        return case.stack.optimizer
+    found = [(match, count) for leaf, count in seen.items() if (match := _IMPLEMENTATION.match(leaf))]
+    if not found:
+        return FRAGMENTS["optimizer_has_one_way"]
+    match = max(found, key=lambda one: one[1])[0]
+    fused = match["algorithm"] in _HAS_FUSED
+    ways = {"single_tensor": "fused=True" if fused else "foreach=True", "multi_tensor": "fused=True" if fused else ""}
+    way = ways.get(match["how"], "")
+    return FRAGMENTS["optimizer_way" if way else "optimizer_is_fused"].format(way=way)
 
 
 def transfer(case: Case) -> Found | None:

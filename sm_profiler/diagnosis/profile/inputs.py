@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import attrs
@@ -13,7 +12,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.computing import MAX_NAME, part_of_share
+from sm_profiler.diagnosis.profile.computing import MAX_NAME, host, part_of_share
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, error_of_part, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
@@ -21,7 +20,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.recorded import DataStages, Input, Threads, place_of
+from sm_profiler.formats.recorded import DataStages, Input, place_of
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
@@ -38,6 +37,7 @@ class Workers:
         cores: cores that each process may use, of the one that has the fewest; 0 if unknown.
         needed: workers that would deliver a batch in the rest of the step, at the present speed of each.
         wait, rest: seconds of an average step spent waiting, and not waiting.
+        computing: seconds that the CPU time of a step, with its loading, takes on all the cores; 0 if unknown.
         idle: loading itself mostly waits, so more workers than cores can run at once; None if that is not known.
     """
 
@@ -47,6 +47,7 @@ class Workers:
     wait: float
     rest: float
     idle: bool | None = False
+    computing: float = 0.0
 
     @property
     def suggested(self) -> int:
@@ -54,7 +55,7 @@ class Workers:
         wanted = max(limits.WORKERS, self.needed)
         limit = self.cores or max(2 * limits.WORKERS, self.now + 1)
         usual = max(min(wanted, limit), 1)
-        return max(usual, min(self.needed, limits.WORKERS**2)) if self.idle else usual
+        return max(usual, min(self.needed, limits.WORKERS * max(self.cores, 1))) if self.idle else usual
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
@@ -74,42 +75,15 @@ def workers_of(case: Case) -> Workers:
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
-    needed = max(math.ceil(load / rest), now + 1, 1)
-    return Workers(now, _cores(metrics), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
-
-
-def _cores(metrics: JobMetrics) -> int:
-    """Return the cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
-
-    Workers inherit the affinity of the process that starts them.
-    """
-    ranks = Counter(rank.node for rank in metrics.ranks)
-    shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
-    threads = metrics.recorded(Threads)
-    usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
-    return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
+    idle, own = case.mostly_waits(now, wait / max(step, 1e-9)), case.own_cores
+    computing = step * float(np.mean(own)) / case.cores if now <= 0 and own and case.cores else 0.0
+    shortest = max(rest, computing) if idle else rest  # no number of workers loads faster than the cores compute
+    needed = max(math.ceil(load / shortest), now + 1, 1)
+    return Workers(now, case.cores, needed, wait, shortest, idle, computing)
 
 
 def _mean_wait(case: Case) -> float:
     return case.mean(lambda rank: rank.mean("wait", without_stalls=False))
-
-
-def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
-    """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step.
-
-    Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
-    may lack it, and then busy cores do not show whether loading computes: None.
-    """
-    metrics, own = case.metrics, case.own_cores
-    if workers <= 0 and own:
-        available = 1 - min(case.core_wait, 1 - limits.FLOOR)  # of the time; a thread without a core does not compute
-        return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
-    cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
-    if cpu is None or not cores or not metrics.ranks:
-        return False
-    busy = cpu / 100 * cores / len(metrics.ranks)  # per training process, which occupies one while it does not wait
-    idle = bool(busy - (1 - wait) < limits.MAJORITY * (workers if workers > 0 else wait))
-    return idle or (False if workers > 0 else None)
 
 
 def waiting(case: Case) -> Found | None:
@@ -202,11 +176,12 @@ def _by_restarts(case: Case) -> Found | None:
 
 def _by_waits(case: Case) -> Found | None:
     wait, mean = case.wait, _mean_wait(case)
-    late = case.metrics.loader.num_workers > 0 or (mean > 0 and batch_seconds(case) >= mean)
-    least = limits.HANDOVER_S if late else limits.COLLATING_S
+    least = handed_over(case)
     # handing over a ready batch takes longer if others have the cores
     if wait < limits.HEALTHY or mean * (1 - case.shared_wait) < least:
         return None
+    if mean < limits.HANDOVER_S and (steps := host(case)) is not None and steps.larger_batch:
+        return None  # what the loader's own code takes for a batch, a larger batch spreads like that of the steps
     share = case.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     cause = _keras(case) or _of_stage(slow_stage(case)) or _cause(case)
@@ -215,7 +190,7 @@ def _by_waits(case: Case) -> Found | None:
         doubt = OTHERS_WORK
     evidence = (
         Evidence("time in the training loop spent waiting for data", round(share, 4), unit="share"),
-        Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3, unit="ms"),
+        Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3 or None, unit="ms"),
         *cause.evidence,
     )
     (short, unit), length = duration(mean).split(" "), duration(step)
@@ -232,6 +207,18 @@ def _by_waits(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+def handed_over(case: Case) -> float:
+    """Return the seconds that a wait may take without being the input's fault: to hand over a batch that is ready.
+
+    Without workers, nothing is ready: the training process makes the batch while it waits.
+    """
+    workers, mean = case.metrics.loader.num_workers, _mean_wait(case)
+    if workers == 0:
+        return 0.0
+    late = workers > 0 or (mean > 0 and batch_seconds(case) >= mean)
+    return limits.HANDOVER_S if late else limits.COLLATING_S
+
+
 def _others_hold_the_cores(case: Case) -> bool:
     """Return whether threads that load in the training process wait for cores that other programs use."""
     metrics, own = case.metrics, case.own_cores
@@ -239,7 +226,9 @@ def _others_hold_the_cores(case: Case) -> bool:
     processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
-    return used / 100 * cores - sum(own) >= limits.MAJORITY * cores
+    usable = min(case.cores * len(metrics.ranks), cores)
+    others = used / 100 * cores - sum(own) - (cores - usable)  # at least, on the cores that the training may use
+    return others >= limits.MAJORITY * usable
 
 
 @attrs.frozen
@@ -264,6 +253,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
+    words["per_gpu"] = " per GPU" if metrics.gpus else ""
     words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:
@@ -281,7 +271,9 @@ def _cause(case: Case) -> _Cause:
         )
         return cause("network")
     if workers == 0:
-        if pool.cores == 1 and not pool.idle:  # workers would compute in turn with the training process
+        if pool.wait * (1 - case.shared_wait) < limits.COLLATING_S and not pool.idle:
+            return cause("one_by_one")
+        if case.would_share_a_core(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
@@ -296,20 +288,30 @@ def _by_own_iterator(case: Case) -> Found | None:
     if any(rank.has_waits for rank in case.ranks):
         return None
     maker = case.seen.maker
-    making = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and maker(one) is not None]
+    outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
+    making = [one for one in outer if maker(one) is not None]
     share, step = case.usual(MAKING)
-    count = sum(one.count for one in making)
+    count, beside = sum(one.count for one in making), sum(one.count for one in outer)
     if count == 0 or share * step < limits.HANDOVER_S:
         return None
-    error = math.hypot(case.share_error("outside"), error_of_part(count, count / share))
+    error = share * error_of_part(count, beside) * beside / count
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        seconds = loop.of_activity(MAKING)
-        least, value = limits.PART_SAVED
+        making = loop.of_activity(MAKING)
+        seconds = making + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
+        least, value, most = limits.SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
-        return Saving.of_scenarios([seconds * min(least, rest), seconds * value, seconds], (MAKING,))
+        return Saving(
+            seconds * value,
+            least / value,
+            most / value,
+            (MAKING, COLLECTING),
+            strict=True,
+            certain=min(least, rest) / value,
+            error=error / max(share, 1e-9) * float(making.sum()) / max(float(seconds.sum()), 1e-12),
+        )
 
     evidence = (
         Evidence("time in which the next batch is made", round(share, 4), unit="share"),
@@ -322,9 +324,10 @@ def _by_own_iterator(case: Case) -> Found | None:
         "step": duration(step),
         "repair": case.stack.generators.format(function),
     }
+    shared = case.would_share_a_core(0, share)
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=error,
-        where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
+        "own_iterator", words, evidence, share, "input_one_core" if shared else "own_iterator", saves, error=error,
+        where=lines_of_samples(case.metrics, lambda one: maker(one) is not None),
     )  # fmt: skip
 
 
@@ -395,9 +398,12 @@ def left_after(
     """
     fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.HANDOVER_S, float(compute.mean())
     usual = simulated_wait(fetch, compute, pool.suggested)
-    fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
+    fewest = simulated_wait(
+        fetch, compute, max(min(pool.needed, pool.suggested) if pool.idle else pool.needed, pool.now + 1)
+    )
     if pool.idle or not pool.cores:
-        return max(fewest, limits.COLLATING_S), usual + rest, 0.0
+        least = max(pool.computing - mean, 0.0)
+        return max(fewest, least, limits.COLLATING_S), max(usual, least) + rest, least
     step = float((wait + compute).mean())
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
     if pool.now <= 0 and own_cores:
@@ -418,10 +424,10 @@ def _keras(case: Case) -> _Cause | None:
     record = training_input(case)
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
-    where = _lines(case)
+    where, now, pool = _lines(case), max(record.args.num_workers or 0, 0), workers_of(case)
+    shared = case.would_share_a_core(now, pool.wait / max(pool.wait + pool.rest, 1e-9))
     if record.name == "generator":
-        return _Cause(FRAGMENTS["input_generator"], "input_generator", (), where)
-    now, pool = max(record.args.num_workers or 0, 0), workers_of(case)
+        return _Cause(FRAGMENTS["input_generator"], "input_one_core" if shared else "input_generator", (), where)
     more = max(pool.suggested, 2, now + 1)
     threads = not record.args.processes
     words = {
@@ -430,7 +436,8 @@ def _keras(case: Case) -> _Cause | None:
     }  # fmt: skip
     name = "input_py_dataset_workers" if now else "input_py_dataset"
     evidence = (Evidence("workers of the PyDataset", max(now, 1)),)
-    return _Cause(FRAGMENTS[name].format_map(words), name, evidence, where, words, pool.advice())
+    advice = "input_one_core" if shared else name
+    return _Cause(FRAGMENTS[name].format_map(words), advice, evidence, where, words, pool.advice())
 
 
 def training_input(case: Case) -> Record[Input] | None:

@@ -13,13 +13,20 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import rows_of_rank
-from sm_profiler.diagnosis.profile.lines import FIRST_STEPS, IMPORT, MAX_LOCATIONS, START, lines_of_samples
+from sm_profiler.diagnosis.profile.lines import (
+    FIRST_STEPS,
+    IMPORT,
+    MAX_LOCATIONS,
+    START,
+    lines_around_the_loop,
+    lines_of_samples,
+)
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
-from sm_profiler.formats.process_end import CRASHED, RUNNING
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, RUNNING
 from sm_profiler.formats.recorded import Compile, Objects
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
@@ -39,7 +46,7 @@ from sm_profiler.metrics.startup import (
     largest,
     start_parts,
 )
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 
 Span = tuple[float, float]
 
@@ -112,8 +119,13 @@ def beginning_of(metrics: JobMetrics) -> Beginning | None:
 
 
 def start(case: Case) -> Found | None:
-    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
+    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part.
+
+    Of a job that did not end by itself, the whole is not known: any job that is stopped early is mostly start.
+    """
     metrics = case.metrics
+    if metrics.ending.state != COMPLETED:
+        return None
     found = beginning_of(metrics)
     if found is None or found.excess < limits.USUAL * found.whole:
         return None
@@ -141,7 +153,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole and not metrics.running
+    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
@@ -158,7 +170,7 @@ def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Locati
             return one.phase == FIRST_STEPS
         return one.phase == START and part.key == (IMPORTS if one.leaf == IMPORT else BUILDING)
 
-    return lines_of_samples(metrics, belongs)
+    return lines_around_the_loop(metrics, belongs)
 
 
 # --- idle -----------------------------------------------------------------------------------------------------------
@@ -191,7 +203,8 @@ def idle(case: Case) -> Found | None:
     return Found(
         "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
         partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
-        lines_of_samples(metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"),
+        lines_around_the_loop(metrics, lambda one: one.phase == "end") if tail >= paused
+        else lines_of_samples(metrics, lambda one: one.long and one.phase == "outside"),
         of="job",
     )  # fmt: skip
 
@@ -648,7 +661,8 @@ def unequal_steps(case: Case) -> Found | None:
         return None
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
     other = max(others, key=lambda one: (one.step, one.name))
-    went_on = shorten(other.how, MAX_ERROR) if other.state else f"went on to step {other.step:,}"
+    how = attrs.evolve(other, error=cut(other.error, MAX_ERROR)).how
+    went_on = how if other.state else f"went on to step {other.step:,}"
     words = {"steps": plural(rank.step, "training step"), "name": rank.name, "others": f"{other.name} {went_on}"}
     return Found("unequal_steps", words, _furthest(case, rank), _after(case, rank), of="job", certain=True)
 

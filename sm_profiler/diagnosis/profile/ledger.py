@@ -17,6 +17,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
+from sm_profiler.diagnosis.profile.lines import AROUND_THE_LOOP
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
@@ -89,6 +90,7 @@ _COMPUTING = {
 }
 # Innermost functions that compute the loss, from the forward pass to the gradients.
 _LOSS = re.compile(r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b")
+_UPDATE = re.compile(r"^torch\.nn\.utils\.")  # clips gradients and parameters, as a part of the update
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -365,14 +367,11 @@ class _Rows:
         What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, edges in (
-            ((BETWEEN,), True),
-            ((OUTSIDE, EVALUATION, BETWEEN), False),
-            *(((one,), False) for one in calling),
-        ):
+        self._take_edges(seen)
+        for keys in ((OUTSIDE, EVALUATION, BETWEEN), *((one,) for one in calling)):
             found = dict[str, float]()
             for one in seen.samples.stacks:
-                if one.process == self.rank.name and one.phase in keys and (edges or not seen.edge(one)):
+                if one.process == self.rank.name and one.phase in keys and not seen.edge(one):
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
                     if not is_timed(one.places[-1] if one.places else None, timed):
@@ -380,7 +379,7 @@ class _Rows:
             whole, sampled = np.sum([self.left[key] for key in keys], axis=0), sum(found.values())
             total, usual = float(whole.sum()), float(np.median(whole))
             beyond = np.where(whole > thresholds.LONG_STEP * usual, whole - usual, 0.0)
-            found = {name: spent for name, spent in found.items() if name and (name in _STEPS or not edges)}
+            found.pop("", None)
             # beside the phases, samples may count for a neighbouring part: too many of them do not make it shorter
             as_seen = 0.0 if len(keys) == 1 else 1 / max(self.rank.scale, 1.0)
             fits = min(max(total / max(sampled, 1e-12), as_seen), total / max(sum(found.values()), 1e-12))
@@ -390,7 +389,20 @@ class _Rows:
                 first = beyond * now_and_then
                 rest = whole - first
                 more = max(wanted - float(first.sum()), 0.0)
-                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), keys)
+                inside = keys if name in NAMED else tuple(key for key in keys if key != EVALUATION)
+                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), inside)
+
+    def _take_edges(self, seen: SeenCode) -> None:
+        """Take what lies between the phases and belongs to one of them; rows have one length for all beside the phases."""
+        own = [one for one in seen.samples.stacks if one.process == self.rank.name and one.phase == BETWEEN]
+        whole = self.left[OUTSIDE] + self.left[BETWEEN]
+        known, sampled = self.rank.seconds[BETWEEN] + self.rank.seconds[OUTSIDE], sum(one.seconds for one in own)
+        if known <= 0 or sampled <= 0:
+            return
+        part = self.rank.seconds[BETWEEN] / known / sampled
+        for phase in _STEPS:
+            spent = sum(one.seconds for one in own if seen.edge(one) == phase)
+            self._take(phase, whole * (spent * part), (BETWEEN, OUTSIDE))
 
 
 @attrs.frozen(eq=False)
@@ -448,9 +460,12 @@ class SeenCode:
         )
 
     def maker(self, one: Sampled) -> Place | None:
-        """Return the function from which the loop's header gets its next batch, if the stack is in one."""
+        """Return the function from which the loop's header, or the line that calls the model, gets its next batch, if it is in one."""
         for caller, callee in zip(one.places, one.places[1:], strict=False):
-            if (caller.file, caller.function) in self.loops and _NEXT_BATCH.search(self.samples.source(caller)):
+            if (caller.file, caller.function) not in self.loops:
+                continue
+            before_model = one.phase in ("outside", "gc") and self.phases_of.get(caller, {}).keys() == {"forward"}
+            if before_model or (not one.long and _NEXT_BATCH.search(self.samples.source(caller))):
                 return callee
         return None
 
@@ -496,10 +511,12 @@ class SeenCode:
         return found
 
     def activity(self, one: Sampled) -> str:
-        """Return the activity that a stack shows; "" if it shows none.
+        """Return the activity of the loop that a stack shows; "" if it shows none.
 
         What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
+        if one.phase in AROUND_THE_LOOP:
+            return ""
         if COLLECTIVES.search(one.leaf):
             return TRANSFER
         if one.phase == "forward":
@@ -542,7 +559,7 @@ class SeenCode:
 
     def _own_activity(self, one: Sampled) -> str:
         """Return the activity that the innermost function of a stack, or its line, shows; "" if it shows none."""
-        if self.loops and not one.long and self.maker(one) is not None:
+        if self.loops and self.maker(one) is not None:
             return MAKING
         if _READ.search(one.leaf) or (one.leaf == _LAUNCH and one.places[-1:] and one.places[-1] in self.blocked):
             return RUNNING
@@ -584,8 +601,20 @@ class SeenCode:
                 found |= {place: phase for place, count in counts.items() if count >= limits.REPEATS}
         return found
 
+    @cached_property
+    def phases_of(self) -> Mapping[Place, Counter[str]]:
+        """Lines of the code that runs steps → samples of each phase that they call."""
+        found: dict[Place, Counter[str]] = defaultdict(Counter)
+        for one in self.samples.stacks:
+            if one.places and one.phase in _STEPS:
+                inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
+                found[next(inner, one.places[-1])][one.phase] += one.count
+        return found
+
     def edge(self, one: Sampled) -> str:
         """Return the phase to which a stack between the phases belongs: that of its line, or the forward pass for a loss."""
+        if one.phase == "between" and _UPDATE.search(one.leaf):
+            return "optimizer"
         return self.edges.get(one.places[-1], "") if one.phase == "between" and one.places else ""
 
     @cached_property
@@ -597,17 +626,13 @@ class SeenCode:
         """
         if self.without_forward:
             return {}
-        phases: dict[Place, Counter[str]] = defaultdict(Counter)
         seen, loss = Counter[Place](), Counter[Place]()
         for one in self.samples.stacks:
-            if one.places and one.phase in _STEPS:
-                inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
-                phases[next(inner, one.places[-1])][one.phase] += one.count
-            elif one.places and one.phase == "between":
+            if one.places and one.phase == "between":
                 seen[one.places[-1]] += one.count
                 loss[one.places[-1]] += one.count if _LOSS.search(one.leaf) else 0
         found = {place: "forward" for place in seen if loss[place] > limits.MAJORITY * seen[place]}
-        for place, own in phases.items():
+        for place, own in self.phases_of.items():
             alone = len(own) == 1 or own.keys() == {"forward", "backward"}
             if place in seen and alone and sum(own.values()) >= seen[place]:
                 found[place] = max(own)

@@ -22,7 +22,8 @@ MAX_LOCATIONS = 5
 # Phases of the hook's samples; all others are declared by the script and lie in the loop.
 WAIT, WORKER = "wait", "worker"
 START, FIRST_STEPS = "start", "first_steps"  # before the first step, and in first steps that are long
-BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
+AROUND_THE_LOOP = (START, FIRST_STEPS, "end")
+BESIDE_THE_LOOP = (*AROUND_THE_LOOP, "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 IMPORT = "import"  # as innermost function: happens once, in any step
 SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
@@ -157,7 +158,16 @@ def error_of_part(found: float, samples: float) -> float:
 
 
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
-    """Return the lines with the most time among some samples."""
+    """Return the lines with the most time among some samples of the loop, or of what interrupts it."""
+    return _lines_of(metrics, lambda one: one.phase not in AROUND_THE_LOOP and keep(one))
+
+
+def lines_around_the_loop(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
+    """Return the lines with the most time among some samples from before the loop, or after it."""
+    return _lines_of(metrics, lambda one: one.phase in AROUND_THE_LOOP and keep(one))
+
+
+def _lines_of(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
     lines = Lines.of(one for one in metrics.samples.stacks if keep(one))
     return lines.locations(lines.weights(), metrics)
 
@@ -209,7 +219,8 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
 def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tuple[Location, ...]:
     """Return the lines on which a rank's steps spend more time from a moment on than before it.
 
-    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance.
+    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance. So do
+    lines that grew by less than their samples vary.
     """
     course, starts = metrics.samples.course.get(rank.name), rank.iterations.start
     if course is None:
@@ -217,9 +228,11 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     before, after = ((rank.start, moment), (moment, rank.end))
     steps = [max(int(((starts >= first) & (starts < last)).sum()), 1) for first, last in (before, after)]
     early: Counter[Place] = Counter()
-    for phase, place, seconds, _ in course.within(*before):
+    counts: Counter[Place] = Counter()
+    for phase, place, seconds, count in course.within(*before):
         if phase not in BESIDE_THE_LOOP or phase == WORKER:
             early[place] += seconds  # type: ignore[assignment] # counts of time
+            counts[place] += count
     late = [
         Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
         for phase, place, seconds, count in course.within(*after)
@@ -228,7 +241,11 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     if any(one.phase == WORKER for one in late):  # a wait for workers is what its workers did
         late = [one for one in late if one.phase != WAIT]
     lines = Lines.of(late)
-    grown = {place: seconds - early[place] * steps[1] / steps[0] for place, seconds in lines.weights().items()}
+    longer, grown = steps[1] / steps[0], dict[Place, float]()
+    for place, line in lines.lines.items():
+        each, error = line.seconds / line.count, math.sqrt(line.count + counts[place] * longer**2)
+        if (more := line.seconds - early[place] * longer) > limits.SURELY * error * each:
+            grown[place] = more
     return lines.locations(grown, metrics)
 
 

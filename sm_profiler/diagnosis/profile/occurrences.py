@@ -50,10 +50,11 @@ def calls_of(
         case: the job.
         kind: what was recorded.
         keep: chooses among the records.
-        once: each happens once, as compiling does, so that those in steps that the profiler slowed count, too.
+        once: each happens once, as compiling does: those in steps that the profiler slowed count, too, and those in loops that
+            are too short to judge because of them.
     """
     found, most = case.metrics.recorded(kind), None
-    for rank in case.ranks:
+    for rank in case.ranks or (case.metrics.ranks if once else ()):
         own = found.of(rank.name)
         kept = tuple(
             one

@@ -12,8 +12,10 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
+from sm_profiler.diagnosis.profile.job import beginning_of
+from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record, why_no_steps
 
@@ -31,6 +33,8 @@ def inconclusive(case: Case) -> Finding:
         evidence.append(Evidence("mean GPU use", round(gpu, 1), limits.BUSY, unit="percent", held="good from"))
     if cpu is not None:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
+    if metrics.ranks and (start := beginning_of(metrics)) is not None:
+        evidence.append(Evidence("initialization", round(start.seconds, 2), unit="s"))
     if metrics.ranks:
         text, advice = _too_few(case, steps, judged)
     elif metrics.ending.first_file_s is not None and not metrics.metadata:
@@ -48,18 +52,13 @@ def inconclusive(case: Case) -> Finding:
     elif metrics.metadata:
         text, advice = _no_step(metrics)
     elif metrics.system.rows and metrics.ending.launched:
-        text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
-        advice = (
-            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
-            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
-        )
-        if metrics.running:
-            text = "No training step has been seen so far; the job is still running."
-            advice = "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin."
+        text, advice = _unseen(metrics)
     elif metrics.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         why, advice = why_no_steps(metrics)
-        text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for. {why}".rstrip()
+        none = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for."
+        so_far = f"No training step has been seen so far{seen}; the job is still running."
+        text = f"{so_far if metrics.running else none} {why}".rstrip()
     elif metrics.running:
         text, advice = "Nothing is stored as a whole yet: the job is still running.", why_no_steps(metrics)[1]
     else:
@@ -69,6 +68,27 @@ def inconclusive(case: Case) -> Finding:
             "output."
         )
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
+
+
+def _unseen(metrics: JobMetrics) -> tuple[str, str]:
+    """Return the headline and the advice for a script of `sm-profiler run` in which no framework was imported."""
+    if metrics.running:
+        return (
+            "No training step has been seen so far; the job is still running.",
+            "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin.",
+        )
+    if metrics.ending.state == STOPPED:
+        return (
+            "It was stopped before a training step was seen.",
+            "Let it run longer. Steps that no framework makes can be marked with 'with get_hook().step():'.",
+        )
+    return (
+        "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes.",
+        (
+            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
+        ),
+    )
 
 
 def _no_step(metrics: JobMetrics) -> tuple[str, str]:
@@ -85,8 +105,11 @@ def _no_step(metrics: JobMetrics) -> tuple[str, str]:
     if failed is not None:
         error = bounded_line(failed[1].partition(": ")[2])
         return text, f"The hook's part “{bounded_line(failed[0])}” failed and was switched off ({error}). {marked}"
-    if metrics.ending.state == STOPPED:
-        return text, f"The job was stopped before its first step ended: let it run longer. {marked}"
+    if stopped := metrics.ending.stopped_at:
+        return (
+            f"It was stopped{stopped}.",
+            f"Let it run longer. {marked}",
+        )
     return text, f"Look into the script's output for an error in its first step. {marked}"
 
 
@@ -105,6 +128,8 @@ def _too_few(case: Case, recorded: int, judged: int) -> tuple[str, str]:
             f"Too few training steps to judge: of {plural(recorded, 'recorded step')}, {judged} can be judged, and "
             f"{thresholds.MIN_STEPS:.0f} are needed."
         )
+        if (again := case.compiled_again) >= limits.MAJORITY:
+            text += FRAGMENTS["mostly_compiled"].format(share=percent(again))
     if metrics.running:
         return (
             text,

@@ -34,10 +34,10 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
-from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
+from sm_profiler.diagnosis.repairing import Saving, Trial, not_certain, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
-from sm_profiler.formatting import percent
+from sm_profiler.formatting import duration, percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
 
@@ -97,7 +97,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
-        main = _not_certain(main, RIVALLED)
+        main = not_certain(main, RIVALLED)
     main, *also = (_after_start(one, case, alone=not also) for one in (main, *also))
     return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
 
@@ -233,20 +233,20 @@ def _possible(share: Any, one: Candidate) -> Interval:
 
 def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
-    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), max(loop.whole - loop.once, 0.0))
+    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), loop.whole)
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     """Return a finding about the whole job with what its repair saves of it."""
     whole, share = case.metrics.duration, one.found.share
-    least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
+    least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.SAVED[:2]
     if whole <= 0:
         return Ranked(one.with_confidence(case, share), share)
     most = beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
-        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED
+        beyond, most, (least, value) = start.excess, start.avoidable, limits.SAVED[:2]
     seconds = Interval(*(min(part, left) for part in (beyond * least, beyond * value, most)))
-    speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
+    speedup = Interval(*(min(part / whole, limits.MOST_SAVED) for part in astuple(seconds))).speedup
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
     certain = max(seconds.low / whole, share * least * limits.MAJORITY)
     gain = Gain(NOTHING, NOTHING, speedup, None, seconds, "job")
@@ -294,16 +294,12 @@ def _first_place(where: Sequence[Location]) -> str:
     return FRAGMENTS["look_first"].format(place=short_place(first))
 
 
-def _not_certain(finding: Finding, reason: str) -> Finding:
-    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
-
-
 def _after_start(finding: Finding, case: Case, *, alone: bool) -> Finding:
     """Return a slow start with a healthy loop named as such, and as a trial run's if the job is short."""
     if finding.kind is not Class.INITIALIZATION_BOUND or not alone:
         return finding
     if case.metrics.duration < limits.SHORT_RUN_S:
-        finding = _not_certain(finding, "a short run")
+        finding = not_certain(finding, "a short run")
     healthy = _healthy(case)
     if healthy is not None and healthy.label == healthy.kind.label:
         rest = f"{finding.headline[:1].lower()}{finding.headline[1:]}"
@@ -339,7 +335,7 @@ def _healthy(case: Case) -> Finding | None:
         "computing": percent(computing + evaluation), "beside": percent(beside), "unseen": percent(unseen),
         "stretched": FRAGMENTS["stretched"].format(share=percent(stretched)) if stretched >= limits.FLOOR else "",
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
-        "stack": case.stack,
+        "stack": case.stack, "compiler": "" if case.compiles else f"{case.stack.compiler}, ",
     }  # fmt: skip
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
@@ -401,8 +397,10 @@ def _why_not_waiting(case: Case) -> str:
     share = case.metrics.average_share("wait")
     if not case.waits_known or share < limits.HEALTHY:
         return ""
-    name = "rare_waits" if case.wait < limits.HEALTHY else "hidden_waits"
-    return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait))
+    hidden = "hidden_waits" if case.metrics.gpus else "short_waits"
+    name = "rare_waits" if case.wait < limits.HEALTHY else hidden
+    wait = duration(case.mean(lambda rank: rank.mean("wait", without_stalls=False)))
+    return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait), wait=wait)
 
 
 def _confidence_in_health(case: Case, unexplained: float) -> Confidence:

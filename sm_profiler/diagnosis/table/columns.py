@@ -1,4 +1,4 @@
-"""What the columns of a table of times hold, by their names."""
+"""Columns of a table of times: roles, parts of a step and units, by their names."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ _SCALES = (1.0, 1e-3, 1e-6, 1e-9)
 _TIME = re.compile(r"\b(time|timers?|timings?|times|duration|secs?|seconds?|elapsed|wait|latency|runtime)\b")
 _RATE = re.compile(r"\bper\b|\bpct\b|percent|\btotal\b")
 _PATH = re.compile(r"/| - ")  # of a metric, and of a run
+MAX_PARTS = 100
 NEEDED = (
     "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
     "--columns {missing}=NAME; a name that ends with _ms is in milliseconds"
@@ -84,7 +85,7 @@ class Columns:
             )
         parts = [
             key for key in head if "operation" not in found and "microbatch" not in found and key not in found.values() and is_part(key)
-        ]  # fmt: skip
+        ][:MAX_PARTS]  # fmt: skip
         if "seconds" not in found and not {*MOMENTS} <= found.keys():
             scaled = [key for key in head if unit_of(key) < 1]
             moment = _called(head, RECORDED, "end")
@@ -131,7 +132,7 @@ def _called(head: Sequence[str], aliases: Sequence[str], role: str) -> str | Non
 
 
 def _plain(column: str) -> str:
-    """Return a column's name in words, without its unit and the path of a metric: `train/step_time_ms` is `step time`."""
+    """Return a column's name as words, without its unit and the path of a metric: `train/step_time_ms` is `step time`."""
     last = _PATH.split(column)[-1]
     found = _UNIT.fullmatch(last.lower())
     return words_of(last[: len(found[1])] if found else last)

@@ -74,10 +74,14 @@ class Table:
 
 def is_table(where: str) -> bool:
     """Return whether a source is a table of times or an MLPerf log, by its name and first bytes."""
-    low = where.lower()
-    if low.endswith(SUFFIXES):
+    if _ending(where) in SUFFIXES:
         return True
     return _is_mllog(where) or _format_of(where) is not None
+
+
+def _ending(name: str) -> str:
+    """Return the suffix of a file's name without that of gzip."""
+    return Path(name.lower().removesuffix(".gz")).suffix
 
 
 def _is_mllog(where: str) -> bool:
@@ -106,21 +110,21 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
     """Read a table of times.
 
     Args:
-        where: a CSV, Parquet or JSON lines file, or a log of MLPerf's mllog; a path or an s3:// URI.
+        where: a CSV, Parquet or JSON lines file, plain or compressed with gzip, or a log of MLPerf's mllog; a path or an s3:// URI.
         names: column of `NAMES` → its name in this table.
 
     Raises:
         SourceError: the file cannot be read, misses a column, or has no usable row.
     """
     name = os.fspath(where)
-    if not name.lower().endswith(SUFFIXES) and not _is_mllog(name) and (other := _format_of(name)) is not None:
+    if _ending(name) not in SUFFIXES and not _is_mllog(name) and (other := _format_of(name)) is not None:
         return _read_with(other, name)
     data = stored(name)
-    if name.lower().endswith(".parquet"):
+    if _ending(name) == ".parquet":
         return _table(read_parquet(data, name, lambda key: is_text(key, names or {})), name, names or {})
     if MLLOG.encode() in unpacked_head(data):
         return _mllog(lines(data, name), name)
-    read = read_json_lines if name.lower().endswith((".jsonl", ".ndjson")) else read_csv
+    read = read_json_lines if _ending(name) in {".jsonl", ".ndjson"} else read_csv
     return _table(read(data, name), name, names or {})
 
 
@@ -387,17 +391,22 @@ def _in_parts(rows: _Rows, parts: Sequence[str]) -> _Rows:
 
     Columns whose sum is more than the steps are parts of each other; they remain facts.
     """
-    table = np.asarray([rows.facts[key] for key in parts]).reshape(len(parts), len(rows.step))
-    if not parts or np.median(table.sum(axis=0) - (1 + limits.FLOOR) * rows.seconds) > 0:
+    spent = sum((rows.facts[key] for key in parts), np.zeros(len(rows.step)))
+    if not parts or np.median(spent - (1 + limits.FLOOR) * rows.seconds) > 0:
         return rows
-    table = np.vstack([table, np.maximum(rows.seconds - table.sum(axis=0), 0.0)])
-    begins = (rows.start + np.cumsum(table, axis=0) - table).T.ravel()
-    codes, seconds = np.tile(np.arange(len(table)), len(rows.step)), table.T.ravel()
-    each = np.repeat(np.arange(len(rows.step)), len(table))
-    kept = np.flatnonzero((seconds > 0) | (codes == len(parts)))
+    rest, now = np.maximum(rows.seconds - spent, 0.0), rows.start
+    places, starts = [], []
+    for seconds in (*(rows.facts[key] for key in parts), rest):
+        places.append(np.arange(len(now)) if seconds is rest else np.flatnonzero(seconds > 0))
+        starts.append(now[places[-1]])
+        now = now + seconds
+    each, code = np.concatenate(places), np.repeat(np.arange(len(places)), [len(one) for one in places])
+    order = np.lexsort((code, each))
+    lengths = [rows.facts[key][at] for key, at in zip(parts, places, strict=False)]
     found = attrs.evolve(
-        rows.at(each[kept]), operations=(*parts, STEP), code=codes[kept], start=begins[kept], seconds=seconds[kept]
-    )
+        rows.at(each[order]), operations=(*parts, STEP), code=code[order], start=np.concatenate(starts)[order],
+        seconds=np.concatenate([*lengths, rest])[order],
+    )  # fmt: skip
     return attrs.evolve(found, facts={key: values for key, values in found.facts.items() if key not in parts})
 
 
