@@ -27,6 +27,7 @@ from sm_profiler.fleet.wording import (
     label,
     machines,
     moment,
+    none_of,
     monday,
     money,
     result,
@@ -153,7 +154,7 @@ class _Page:
     def _headline(self) -> str:
         totals, amounts = self._fleet.totals, self._amounts
         if not totals.jobs:
-            return "No training jobs were found."
+            return none_of(self._fleet)
         if not totals.judged and not totals.failed:
             return "None of the jobs could be judged."
         lost, spent = amounts.lost(totals), amounts.spent(totals)
