@@ -29,7 +29,7 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
-from sm_profiler.source.job import Launched, describe, own_log_lines, profiler_output
+from sm_profiler.source.job import Launched, describe, own_log_lines, profiler_output, stored_profile
 from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client
@@ -293,7 +293,7 @@ class TrainingJob:
 
     def _why_none(self, job: dict[str, Any]) -> str:
         """Return why an ended job has no data of a kind, and what to do."""
-        if self.get_systems_metrics_reader() is not None:
+        if stored_profile([self.profiler_s3_output_path]) is not None:  # of the other kind
             why, advice = Launched.of(job).why_no_steps()
             return f"{why} {advice}"
         log = own_log_lines(self.name, region=self.sm_client.meta.region_name)

@@ -292,9 +292,7 @@ def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
         yield f"rule {rule.get('RuleConfigurationName')}: {line}"
 
 
-def parameter_problems(
-    parameters: Mapping[str, Any], *, everywhere: bool = False, ours: bool = False
-) -> Iterator[str]:
+def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = False, ours: bool = False) -> Iterator[str]:
     """Yield a line for each parameter that a built-in rule does not have.
 
     Args:

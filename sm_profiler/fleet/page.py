@@ -27,9 +27,9 @@ from sm_profiler.fleet.wording import (
     label,
     machines,
     moment,
-    none_of,
     monday,
     money,
+    none_of,
     result,
 )
 from sm_profiler.formatting import clean, duration, percent, plural, shorten

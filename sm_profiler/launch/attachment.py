@@ -29,8 +29,8 @@ from sm_profiler.launch.request import (
     config_request,
     request_to_shapes,
     require_accepted,
-    require_right,
     require_managed_profiling,
+    require_right,
     sdk_version,
     snake_case,
 )

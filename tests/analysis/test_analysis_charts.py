@@ -28,6 +28,7 @@ from sm_profiler.analysis.charts import (
     time_annotations,
 )
 from sm_profiler.analysis.readers import LocalSystemMetricsReader
+from sm_profiler.analysis.timeline_charts import MAX_SPENT
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter

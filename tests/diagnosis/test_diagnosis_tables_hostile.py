@@ -176,7 +176,12 @@ def test_fields_of_any_json_type_are_no_error_of_the_program(tmp_path, timed, ro
     for key in row:
         for value in values:
             table = [
-                {**row, "step": step, "rank": rank, **({"start": step + 0.1 * rank, "end": step + 0.5} if timed else {})}
+                {
+                    **row,
+                    "step": step,
+                    "rank": rank,
+                    **({"start": step + 0.1 * rank, "end": step + 0.5} if timed else {}),
+                }
                 | ({key: value} if not (2 * step + rank) % period else {})
                 for step in range(30)
                 for rank in range(2)
@@ -190,7 +195,9 @@ def test_fields_of_any_json_type_are_no_error_of_the_program(tmp_path, timed, ro
 
 def test_rows_whose_rank_is_a_list_are_counted(tmp_path):
     path = tmp_path / "times.jsonl"
-    path.write_text("\n".join(f'{{"step": {step}, "seconds": 0.1, "rank": {[0] if step == 3 else 0}}}' for step in range(30)))
+    path.write_text(
+        "\n".join(f'{{"step": {step}, "seconds": 0.1, "rank": {[0] if step == 3 else 0}}}' for step in range(30))
+    )
     table = read_table(path)
     assert (table.rows, table.lost, table.why) == (29, 1, "a name is a list or an object")
 

@@ -286,7 +286,10 @@ def test_traces_of_any_form_take_linear_time(tmp_path, kind):
         if kind == "nested":
             events.append(event("cpu_op", "aten::mm", number / count, 20.0 * count - number))
         elif kind == "left nest":
-            events += [event("cpu_op", "aten::mm", (number - count) / count, 1 - number / count), event("cpu_op", "aten::mm", at, 6)]
+            events += [
+                event("cpu_op", "aten::mm", (number - count) / count, 1 - number / count),
+                event("cpu_op", "aten::mm", at, 6),
+            ]
         events += [call(at + 1, 2, number, thread=thread), kernel("gemm", at + 4, 5, stream=stream, correlation=number)]
     gpu = GpuTraces(write(tmp_path / "traces", events))
     began = time.process_time()

@@ -166,12 +166,17 @@ def operator_call(number):
 
 
 def fields_of(events):
-    return [(at, part, key) for at, one in enumerate(events) for part in ("", "args") for key in (one[part] if part else one)]
+    return [
+        (at, part, key)
+        for at, one in enumerate(events)
+        for part in ("", "args")
+        for key in (one[part] if part else one)
+    ]
 
 
 def judged(path, steps):
     """Report on the events of some steps."""
-    found = {"schemaVersion": 1, "deviceProperties": [A100], "traceEvents": sum(steps, [])}
+    found = {"schemaVersion": 1, "deviceProperties": [A100], "traceEvents": [one for step in steps for one in step]}
     path.write_text(json.dumps(found))
     try:
         report_traces(path)

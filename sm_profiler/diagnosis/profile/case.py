@@ -125,8 +125,14 @@ class Case:
     def _compiled_before(self, rank: Rank) -> float:
         """Return the seconds in which functions are compiled before the first training step: to make the model."""
         first = float(rank.steps[rank.train].start[0]) / 1e6
-        own = [one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first]
-        return float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1]) if own else 0.0
+        own = [
+            one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first
+        ]
+        return (
+            float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1])
+            if own
+            else 0.0
+        )
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -275,7 +281,9 @@ class Case:
             own = usage.cores(rank.start, rank.end) if usage is not None else None
             may_use = max((one.args.cores for one in self.metrics.recorded(Threads).of(rank.name)), default=0.0)
             used = self._used_with_peers(rank, may_use)
-            left = max(may_use - used, 0.0) if used is not None and may_use > 0 else None  # of the cores that it may use
+            left = (
+                max(may_use - used, 0.0) if used is not None and may_use > 0 else None
+            )  # of the cores that it may use
             return min([waited, *(cores for cores in (others, left) if cores is not None)])
 
         return self.mean(of)
@@ -285,6 +293,7 @@ class Case:
 
         Ranks that may use as many cores as the machine has, or more together than one of them, may run on different ones.
         """
+
         def cores_of(one: Rank) -> float | None:
             usage = self.metrics.usage.get(one.name)
             return usage.cores(rank.start, rank.end) if usage is not None else None

@@ -120,6 +120,8 @@ def threads(case: Case) -> Found | None:
         # the rest is other load on the machine, which fewer threads do not end
         share = min(waited, 1.0) * max(1 - cores / count, 0.0) if count > 0 else 0.0
         only_ranks = of_libraries <= 1 and not workers and ranks > cores
+        if only_ranks:  # more cores end all waits that other programs do not cause
+            share = max(min(waited, 1.0) - case.shared_wait, 0.0)
         if count < limits.CLEARLY * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
             continue
         evidence = (
