@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class Nest:
         parent: number of the innermost interval around each, -1 if none is.
     """
 
-    def __init__(self, thread: Numbers, start: Floats, end: Floats) -> None:
+    def __init__(self, thread: NDArray[np.signedinteger[Any]], start: Floats, end: Floats) -> None:
         """Nest intervals.
 
         Args:
@@ -86,7 +87,7 @@ class Nest:
             found.append(np.where(found[-1] >= 0, found[-1][found[-1]], -1))
         return found
 
-    def around(self, thread: Numbers, moment: Floats) -> Numbers:
+    def around(self, thread: NDArray[np.signedinteger[Any]], moment: Floats) -> Numbers:
         """Return for each moment on a thread the number of the innermost interval that contains it, -1 if none does."""
         found = self._last_begun(thread, moment)
         ended = np.flatnonzero(self._end[found] < moment) if len(self._end) else found[:0]
@@ -100,7 +101,7 @@ class Nest:
         found[ended] = self.parent[at]
         return found
 
-    def _last_begun(self, thread: Numbers, moment: Floats) -> Numbers:
+    def _last_begun(self, thread: NDArray[np.signedinteger[Any]], moment: Floats) -> Numbers:
         """Return the number of the last interval of a thread that began until a moment, -1 if none had."""
         if not len(self._start):
             return np.full(len(moment), -1, np.intp)

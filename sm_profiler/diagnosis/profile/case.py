@@ -277,8 +277,7 @@ class Case:
 
         def of(rank: Rank) -> float:
             others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
-            usage, waited = self.metrics.usage.get(rank.name), self.core_wait_of(rank)
-            own = usage.cores(rank.start, rank.end) if usage is not None else None
+            waited = self.core_wait_of(rank)
             may_use = max((one.args.cores for one in self.metrics.recorded(Threads).of(rank.name)), default=0.0)
             used = self._used_with_peers(rank, may_use)
             left = (

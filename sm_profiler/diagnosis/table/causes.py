@@ -308,7 +308,8 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
         *((Evidence("what grows most in them", most),) if most else ()),
     )  # fmt: skip
-    return Repair(before.repaired(seconds), None, words, evidence, names, certain=regular)
+    after = before.repaired(seconds)
+    return Repair(after, None, words, evidence, names, most=after if regular else None, certain=regular)
 
 
 def _alone_in(before: Steps, long: Mask) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from sm_profiler.diagnosis.table.files import (
 from sm_profiler.diagnosis.table.naming import activity_of, is_communication, is_point_to_point
 from sm_profiler.diagnosis.table.operations import Operations, build_operations, end_together
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, unpacked_head
 from sm_profiler.formatting import natural_key
 from sm_profiler.metrics.parts import Covered
@@ -210,11 +210,7 @@ class _Reader:
         texts = {role: list(piece.column(found[role])) for role in self._texts}
         usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
         self.why = self.why or ("" if usable.all() else "a time or step is missing, negative or not finite")
-        for values in texts.values():
-            if not {list, dict}.isdisjoint(map(type, values)):
-                named = np.asarray([not isinstance(value, (list, dict)) for value in values])
-                self.why = self.why or ("a name is a list or an object" if (usable & ~named).any() else "")
-                usable &= named
+        usable &= self._named(texts.values(), usable)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
@@ -236,6 +232,15 @@ class _Reader:
                 self._facts[key].append(_without_tiny(numbers, MIN_FACT))
             else:
                 del self._facts[key]
+
+    def _named(self, texts: Iterable[list[Any]], usable: Mask) -> Mask:
+        """Return which rows have names in all columns of texts."""
+        named = np.ones(len(usable), np.bool_)
+        for column in texts:
+            if not {list, dict}.isdisjoint(map(type, column)):
+                named &= [not isinstance(value, (list, dict)) for value in column]
+        self.why = self.why or ("" if named[usable].all() else "a name is a list or an object")
+        return named
 
     def _seconds(self, role: str, piece: Piece) -> Floats:
         values = piece.column(self._found[role])
