@@ -105,15 +105,6 @@ class TestStatus:
         status, details = judging(calm)
         assert (status, details.split()[0]) == (Status.NO_ISSUES, "COMPUTE_BOUND")
 
-    def test_a_job_without_a_verdict_is_said_to_have_none(self, tmp_path, job):
-        """NoIssuesFound, the status of the contract, would look as if all were well."""
-        bare = tmp_path / "bare"
-        shutil.copytree(job / "system", bare / "system")
-        made = settings(tmp_path, bare)
-        status, details = Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
-        assert status is Status.ISSUES  # rules fired
-        assert details.startswith("no verdict: Only system metrics were recorded")
-
     def test_a_job_that_failed_is_an_issue(self, tmp_path, calm):
         """As for `report --fail-on issues`."""
         failed = tmp_path / "failed"
