@@ -114,7 +114,7 @@ def test_finds_threads_that_keep_each_other_waiting():
     assert verdict.main.confidence == "medium"
 
 
-def test_ranks_with_one_thread_each_are_not_told_to_limit_their_threads():
+def test_ranks_with_one_thread_each_need_no_fewer_threads():
     """Two ranks on one core were advised OMP_NUM_THREADS=1, which they had, and their waits for each other were those for other programs."""
     rows = []
     for node in ("algo-1-0", "algo-1-1"):

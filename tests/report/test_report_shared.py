@@ -104,7 +104,7 @@ def test_what_follows_the_models_pass_is_nothing_for_loader_workers(phase, said)
 
 
 def test_the_order_within_short_steps_is_not_taken_for_known():
-    """A batch made before the forward pass in steps of 2 ms was said to follow it, so that no worker could make it ahead."""
+    """A batch made before the forward pass in steps of 2 ms was reported as following it, so that no worker could make it ahead."""
     rows = training(1500, wait=0, outside=0.002, forward=3e-4, backward=3e-4, optimizer=1e-4)
     main = decide(judged(rows, stack("between", 3.0, 31, (8, "read_batch")), stack("forward", 0.5, 21))).main
     assert main.kind is Class.SYNC_BOUND
