@@ -25,6 +25,7 @@ from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import event_arguments
+from sm_profiler.formatting import utc
 from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
@@ -124,6 +125,13 @@ class MergedTimeline:
         if self.file_suffix_filter is not None:
             suffixes = self.file_suffix_filter
             rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in suffixes))
+        if not rows.any() and self.source.first_timestamp_us is not None:
+            first, last = (
+                utc((us or 0) / 1e6) for us in (self.source.first_timestamp_us, self.source.last_timestamp_us)
+            )
+            _log.warning(
+                "the timeline has no events: the part holds none; the profile lies between %s and %s", first, last
+            )
         clocks = read_clocks(self.source.metadata())
         events = _on_one_clock(events[rows], clocks)
         with timeline_file(path, self.source.first_timestamp_us or 0, event_arguments, absolute=True) as writer:

@@ -29,7 +29,7 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
-from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.source.job import Launched, describe, own_log_lines, profiler_output, stored_profile
 from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client
@@ -193,7 +193,7 @@ class TrainingJob:
             self.sm_client = create_api_client("sagemaker", region=region)
         except SourceError as error:
             raise SourceError(f"training job {training_job_name} cannot be described: {error}") from error
-        self.ds = describe(training_job_name, client=self.sm_client)
+        self.ds = describe(training_job_name, region=region, client=self.sm_client)
         self.profiler_config: dict[str, Any] | None = self.ds.get("ProfilerConfig")
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
@@ -283,12 +283,22 @@ class TrainingJob:
             if reader.get_timestamp_of_latest_available_file():
                 break
             if status[0] in {"Completed", "Failed", "Stopped"}:
-                raise SourceError(f"training job {self.name} ended with status {status[0]}; it has no {what.lower()}")
+                ended = f"training job {self.name} ended with status {status[0]}; it has no {what.lower()}"
+                raise SourceError(f"{ended}: {self._why_none(job)}")
             if status != shown:
                 print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")
                 shown = status
             time.sleep(POLL_S)
         print(f"{what} is available")
+
+    def _why_none(self, job: dict[str, Any]) -> str:
+        """Return why an ended job has no data of a kind, and what to do."""
+        if stored_profile([self.profiler_s3_output_path]) is not None:  # of the other kind
+            why, advice = Launched.of(job).why_no_steps()
+            return f"{why} {advice}"
+        log = own_log_lines(self.name, region=self.sm_client.meta.region_name)
+        why, advice = Launched.of(job).why_no_profile(log)
+        return f"{why}. To do: {advice}." if advice else f"{why}."
 
 
 def open_profile(location: ProfileLocation | None) -> ProfileSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ _ANY = (".*",)
 _CLOCK = "{%H:%M:%S.%3N}"
 _BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
 MAX_BARS = 5000
+MAX_SPENT = 40  # lines that `find_time_annotations` prints: each step has lines
 _TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
 # Adds the first and last selected point to the list next to the charts, for `find_time_annotations`.
 _SELECTED = """
@@ -222,7 +224,7 @@ class TimelineCharts(Chart):
         return plot
 
     def find_time_annotations(self, indexes: Sequence[int]) -> dict[str, float]:
-        """Print the time spent in each event between two points of the chart of CPU utilization, greatest first.
+        """Print the time spent in the events between two points of the chart of CPU utilization, greatest first, 40 at most.
 
         Args:
             indexes: indices of the first and last point, as the charts show them.
@@ -239,8 +241,11 @@ class TimelineCharts(Chart):
             return {}
         print(f"Selected timerange: {limits[0]} to {limits[1]}")
         spent = time_annotations(self._events(*limits))
-        for name, total in spent.items():
+        for name, total in islice(spent.items(), MAX_SPENT):
             print(f"Spent {total} ms (cumulative time) in {name}")
+        if len(spent) > MAX_SPENT:
+            rest = round(sum(islice(spent.values(), MAX_SPENT, None)), 3)
+            print(f"… and {len(spent) - MAX_SPENT:,} more, {rest} ms in all; the dict that is returned has them all")
         return spent
 
     def plot_detailed_profiler_data(self, indexes: Sequence[int]) -> DetailedChart | None:

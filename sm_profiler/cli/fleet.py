@@ -87,7 +87,7 @@ def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
     from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
-    from sm_profiler.fleet.wording import summary
+    from sm_profiler.fleet.wording import none_of, summary
     from sm_profiler.storage import open_storage
 
     fleet = build_fleet(
@@ -111,7 +111,10 @@ def run_fleet(options: Namespace) -> int:
             ) if given
         ]  # fmt: skip
         sources = printable(", ".join(options.sources))
-        say(f"there are no jobs in {sources}. To do: check {', '.join(checks)}")
+        if fleet.found:
+            say(f"{sources}: {none_of(fleet)}")
+        else:
+            say(f"there are no jobs in {sources}. To do: check {', '.join(checks)}")
     return _checked(options.fail_on, fleet.totals)
 
 

@@ -123,18 +123,23 @@ def explain(
     Raises:
         ConfigError: `config` is not an object.
     """
-    profile = load_profile(config)
-    job = job or {}
+    profile, job = load_profile(config), job or {}
     evaluating = () if profile.disabled else rules
     does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
-    wrong = [
+    wrong = wrong_settings(config, rules)
+    return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
+
+
+def wrong_settings(config: Mapping[str, Any], rules: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """Return a line for each setting that will be ignored, switched off or rejected; arguments as those of `explain`."""
+    profile = load_profile(config)
+    return [
         *profile.problems,
         *_path_problems(profile),
         *_unknown_keys(profile),
         *_wrong_types(config),
         *_rejected(profile, rules),
     ]
-    return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
 
 def _system(profile: Profile) -> Iterator[str]:
@@ -287,12 +292,13 @@ def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
         yield f"rule {rule.get('RuleConfigurationName')}: {line}"
 
 
-def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = False) -> Iterator[str]:
+def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = False, ours: bool = False) -> Iterator[str]:
     """Yield a line for each parameter that a built-in rule does not have.
 
     Args:
         parameters: the rule's `RuleParameters`.
         everywhere: only what every image refuses: an image of users may have rules of other packages.
+        ours: sm-profiler's image evaluates the rule, so that a name much like that of a built-in rule is a slip.
     """
     invoked = str(parameters.get("rule_to_invoke", ""))
     if "source_s3_uri" in parameters:
@@ -307,6 +313,8 @@ def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = Fals
             hint = "" if f"{owner.lower()}_{parameter}" in accepted else _near(key, tuple(names))
             if f"{owner.lower()}_{parameter}" not in accepted and (hint or owner.lower() in owners or not everywhere):
                 yield f"unknown parameter {key}{hint or '; those of ProfilerReport are named <rule>_<parameter>'}"
+    elif ours and invoked not in known and (near := suggestion(invoked, ("ProfilerReport", *known))):
+        yield f"unknown rule {invoked}; {near}"
     elif invoked in known:
         for key in given:
             own = key[len(invoked) + 1 :] if key.lower().startswith(f"{invoked}_".lower()) else key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -210,7 +211,7 @@ class ProfilerRule(sdk_compat.RuleBase):
                 `rule_to_invoke`, does not have one of the other parameters.
         """
         parameters = cls._set_rule_parameters(source, rule_to_invoke, rule_parameters)
-        check_parameters(name, parameters)
+        check_parameters(name, parameters, image_uri)
         return cls(
             name=name,
             image_uri=image_uri,
@@ -260,8 +261,10 @@ class ProfilerRule(sdk_compat.RuleBase):
         return request
 
 
-def check_parameters(name: object, parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that a built-in rule does not have, before its processing job is paid for.
+def check_parameters(name: object, parameters: Mapping[str, Any], image_uri: object) -> None:
+    """Refuse parameters that a built-in rule does not have, and names that no rule of the registered image has.
+
+    The rule's processing job would be paid for, and end with an error.
 
     Raises:
         ConfigError: the message names them all, and those that may be meant.
@@ -269,8 +272,15 @@ def check_parameters(name: object, parameters: Mapping[str, Any]) -> None:
     if "rule_to_invoke" in parameters:
         from sm_profiler.config.explaining import parameter_problems  # keeps the import quick
 
-        if problems := list(parameter_problems(parameters, everywhere=True)):
+        ours = isinstance(image_uri, str) and image_uri in {DEFAULT_IMAGE, registered_image(_region_in(image_uri))}
+        if problems := list(parameter_problems(parameters, everywhere=True, ours=ours)):
             raise ConfigError(f"rule {name}: {', '.join(problems)}")
+
+
+def _region_in(image_uri: str) -> str | None:
+    """Return the region in the address of an image in ECR."""
+    found = re.search(r"\.dkr\.ecr\.([a-z0-9-]+)\.", image_uri)
+    return found[1] if found else None
 
 
 def _is_aws_image(value: object) -> bool:

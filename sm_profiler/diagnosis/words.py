@@ -60,7 +60,7 @@ HEADLINES: Mapping[str, str] = {
     # the machine
     "swapping": "The machine is swapping in {rate}/s while the loop runs; processes stall on memory at least {share} of the time.",
     "clocks": "{gpu} of {node} runs at {clock} MHz instead of {usual} MHz: {why}. About {share} of the loop is lost.",
-    "threads": "{threads} library and worker threads compete for {cores} cores: the main thread waits for a core {waited} of the time.",
+    "threads": "{threads} compete for {cores}: the main thread waits for a core {waited} of the time.",
     "allocator": "PyTorch's allocator flushed its cache on the device {retries} times to serve a request{fragmented}.",
     "tensor_cores": "The GPU computes in {precision} precision {plain} % of the time, and hardly ever with its tensor cores ({tensor} %).",
     "bandwidth": "The GPU is limited by its memory: {used} % of the bandwidth is in use, on average over the loop.",
@@ -175,7 +175,7 @@ ADVICE: Mapping[str, str] = {
     # the machine
     "swapping": "Use less memory or an instance with more of it: fewer loader workers and a smaller prefetch_factor, datasets as arrays or memory-mapped files instead of Python objects, no copies of the data in each worker.",
     "clocks": "Replace the instance if its GPU overheats or its power brake is on (the job resumes from a checkpoint), and report it. Otherwise reset limits that were set: nvidia-smi -rgc -rac (clocks), nvidia-smi -pl (power).",
-    "threads": "Limit the threads of each process: OMP_NUM_THREADS={fit} (and MKL_NUM_THREADS), or torch.set_num_threads({fit}), so that threads times ranks, with the loader's workers, do not exceed the cores.",
+    "threads": "{fewer}",
     "allocator": "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Use fewer different shapes (pad, or sort by length), free what is not needed (del outputs, zero_grad(set_to_none=True)), or take a smaller batch.",
     "tensor_cores": "{first}Use mixed precision: {stack.half_precision}. Keep sizes multiples of 8.",
     "bandwidth": "Fuse what reads and writes: {stack.fusing}. Half precision halves the bytes: {stack.half_precision}. A detailed window names the operators.",
@@ -247,6 +247,9 @@ FRAGMENTS: Mapping[str, str] = {
     # steps
     "ahead_in_workers": "Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.",
     "ahead_once": "Make batches with less work (once, if they are the same in each epoch), and do the rest, including reads from the device, only every 50 steps.",
+    "fewer_threads": "Limit the threads of each process: OMP_NUM_THREADS={fit} (and MKL_NUM_THREADS), or torch.set_num_threads({fit}), so that threads times ranks, with the loader's workers, do not exceed the cores.",
+    "fewer_ranks": "Each rank computes with one thread already: give the job more cores, or start fewer ranks.",
+    "before_or_after_the_model": "What does not need an output of the model in the same step, loader workers can do ahead; make the rest faster (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
     "after_the_model": "Most of it follows a pass of the model in the same step, so that no worker can do it ahead: make faster what a step needs of it (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
     "mostly_compiled": " Compiling what had been compiled before takes {share} of the loop: if later steps go on like that, it is the cause.",
     "optimizer_way": "Create the optimizer with {way}, which updates all parameters in a few operators.",

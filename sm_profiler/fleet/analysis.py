@@ -576,6 +576,7 @@ def assemble(
     tags: dict[str, str] | None = None,
     prices: str = "",
     notes: Sequence[str] = (),
+    found: int = 0,
 ) -> Fleet:
     rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
     totals = totals_of(rows)
@@ -598,4 +599,5 @@ def assemble(
         regressions=regressions(rows),
         failures=failures_of(rows),
         notes=tuple(notes),
+        found=found,
     )

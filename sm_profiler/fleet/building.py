@@ -126,6 +126,7 @@ def build_fleet(
         tags=tags,
         prices=table.origin,
         notes=notes,
+        found=len(once) - brief,
     )
 
 

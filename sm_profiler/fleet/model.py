@@ -456,6 +456,7 @@ class Fleet:
         regressions: the most expensive first.
         failures: the most expensive first.
         notes: jobs left out, a damaged index, unknown prices; one sentence each.
+        found: number of jobs before `since` and `tags` left some out.
         schema_version: the first number changes if a field is removed or changes its meaning.
     """
 
@@ -476,6 +477,7 @@ class Fleet:
     regressions: tuple[Regression, ...] = ()
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
+    found: int = 0
     schema_version: str = SCHEMA_VERSION
 
     def to_json(self) -> bytes:

@@ -29,6 +29,7 @@ from sm_profiler.fleet.wording import (
     moment,
     monday,
     money,
+    none_of,
     result,
 )
 from sm_profiler.formatting import clean, duration, percent, plural, shorten
@@ -153,7 +154,7 @@ class _Page:
     def _headline(self) -> str:
         totals, amounts = self._fleet.totals, self._amounts
         if not totals.jobs:
-            return "No training jobs were found."
+            return none_of(self._fleet)
         if not totals.judged and not totals.failed:
             return "None of the jobs could be judged."
         lost, spent = amounts.lost(totals), amounts.spent(totals)

@@ -13,7 +13,7 @@ import attrs
 from sm_profiler.fleet.model import Fleet, FleetJob, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
 from sm_profiler.formatting import percent, plural, shorten
-from sm_profiler.printable import cut
+from sm_profiler.printable import cut, printable
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
@@ -170,7 +170,7 @@ def summary(fleet: Fleet) -> str:
 
 def _lines(fleet: Fleet) -> Iterator[str]:
     whole = fleet.totals
-    yield _headline(whole)
+    yield _headline(whole) if whole.jobs else none_of(fleet)
     if whole.unreadable:
         errors = [job for job in fleet.jobs if job.error]
         more = "; the page lists all" if whole.unreadable > 1 else ""
@@ -221,9 +221,18 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
         shown.add(step)
 
 
-def _headline(whole: Totals) -> str:
-    if not whole.jobs:
+def none_of(fleet: Fleet) -> str:
+    """Return a sentence on a fleet without jobs: none were found, or none is what was asked for."""
+    wanted = [f"has {key}={value}" for key, value in fleet.tags.items()]
+    if fleet.since is not None:
+        wanted.append(f"started since {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(fleet.since))}")
+    if not fleet.found or not wanted:
         return "No jobs were found."
+    found = f"{plural(fleet.found, 'job')} {'was' if fleet.found == 1 else 'were'} found"
+    return printable(f"{found}, and none {' and '.join(wanted)}.")
+
+
+def _headline(whole: Totals) -> str:
     jobs = plural(whole.jobs, "job")
     amounts = Amounts.of(whole)
     spent, judged, lost = amounts.spent(whole), amounts.judged(whole), amounts.lost(whole)

@@ -82,7 +82,7 @@ _CATEGORIES = {
     "cuda_sync": SYNC,
 }
 
-_LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
+_LAST = 1e19  # later and longer times, even in nanoseconds since the epoch, are damage
 
 HEAD_BYTES = 1 << 16  # that show what a file is
 
@@ -584,7 +584,7 @@ class _Columns:
     def trace(self, properties: dict[str, Any]) -> KinetoTrace:
         """Return the trace: events with sound times, sorted by their start, outer ones first."""
         start, duration = self._joined("start", np.float64), self._joined("duration", np.float64)
-        sound = np.isfinite(start) & np.isfinite(duration) & (duration >= 0) & (np.abs(start) < _LAST)
+        sound = (np.abs(start) < _LAST) & (duration >= 0) & (duration < _LAST)
         order = np.flatnonzero(sound)
         order = order[np.lexsort((-duration[order], start[order]))]
         origin = float(start[order[0]]) if len(order) else 0.0
@@ -641,6 +641,6 @@ def _inputs(name: str, arguments: Arguments) -> tuple[bytes, ...]:
 
 def _collective(arguments: Arguments) -> Collective:
     return Collective(
-        arguments.collective, arguments.in_elements, arguments.out_elements, arguments.element_type, arguments.group,
-        arguments.group_size,
+        arguments.collective, whole(arguments.in_elements), whole(arguments.out_elements), arguments.element_type,
+        arguments.group, whole(arguments.group_size),
     )  # fmt: skip

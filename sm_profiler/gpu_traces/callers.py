@@ -21,7 +21,7 @@ from sm_profiler.formats.kineto_reader import (
 )
 from sm_profiler.formatting import is_library
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.intervals import Nest, Numbers
 from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,12})")
@@ -199,8 +199,7 @@ class Callers:
         self._python: Mask = events.category == PYTHON
         self._layers: dict[str, Layer] = {}
         phases = np.flatnonzero(events.category == PHASE)
-        start, end = events.start_us[phases], events.end_us[phases]
-        self._phases = phases, start, end, intervals.parents(start, end)
+        self._phases = phases, Nest(np.zeros(len(phases), np.intp), events.start_us[phases], events.end_us[phases])
 
     def operators(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost operator around each event, -1 if there is none."""
@@ -220,11 +219,9 @@ class Callers:
 
     def phases_at(self, moments: Floats) -> Numbers:
         """Return the row of the hook's phase at each moment, -1 if there is none."""
-        phases, start, end, parent = self._phases
-        if not len(phases):
-            return np.full(len(moments), -1)
-        at = intervals.enclosing(start, end, parent, moments)
-        return np.where(at >= 0, phases[at], -1)
+        phases, nest = self._phases
+        at = nest.around(np.zeros(len(moments), np.intp), moments)
+        return np.where(at >= 0, phases[at], -1) if len(phases) else at
 
     def modules(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost nn.Module around each event, or its forward operator; -1 if there is none."""
@@ -273,10 +270,7 @@ def _forward_rows(events: KinetoColumns, operators: Layer) -> Numbers:
     names = events.name.values
     pairs, of = np.unique(np.stack([events.name.codes[last], events.name.codes[backward]]), axis=1, return_inverse=True)
     named = np.array([_is_named_after(names[node], names[operator]) for operator, node in pairs.T.tolist()], np.bool_)
-    parent, climbs = operators.parents(), ~named[of.reshape(-1)]
-    while (climbs := climbs & (parent[last] >= 0)).any():
-        last = np.where(climbs, parent[last], last)
-    found[backward] = last
+    found[backward] = np.where(named[of.reshape(-1)], last, operators.outermost()[last])
     return found
 
 
@@ -291,33 +285,32 @@ class Layer:
 
     def __init__(self, events: KinetoColumns, chosen: Mask) -> None:
         self._events = events
-        self._rows: dict[int, tuple[Numbers, Floats, Floats, Numbers]] = {}
         rows = np.flatnonzero(chosen)
-        for thread in np.unique(events.thread[rows]):
-            own = rows[events.thread[rows] == thread]
-            start, end = events.start_us[own], events.end_us[own]
-            self._rows[int(thread)] = own, start, end, intervals.parents(start, end)
+        self._rows = rows[np.argsort(events.thread[rows], kind="stable")]
+        self._nest = Nest(events.thread[self._rows], events.start_us[self._rows], events.end_us[self._rows])
 
-    def parents(self) -> Numbers:
-        """Return for each event the row of the innermost event of this layer around it, if both are of the layer; else -1."""
+    def outermost(self) -> Numbers:
+        """Return for each event of this layer the row of the outermost one around it, or its own; -1 for all others."""
         found = np.full(len(self._events), -1, np.intp)
-        for own, _, _, parent in self._rows.values():
-            found[own] = np.where(parent >= 0, own[parent], -1)
+        found[self._rows] = self._rows[self._nest.outermost]
         return found
+
+    def alone(self) -> Floats:
+        """Return for each event of this layer its duration without those of the events directly in it; 0 for all others."""
+        spent, inner = np.zeros(len(self._events)), self._nest.parent >= 0
+        spent[self._rows] = self._events.duration_us[self._rows]
+        np.subtract.at(spent, self._rows[self._nest.parent[inner]], self._events.duration_us[self._rows[inner]])
+        return spent
 
     def around(self, rows: Numbers, *, outermost: bool = False) -> Numbers:
         """Return the row of the innermost (or outermost) event of this layer around each event, -1 if there is none."""
         found = np.full(len(rows), -1, np.intp)
-        known = rows >= 0
-        threads = np.where(known, self._events.thread[rows], -1)
-        for thread, (own, start, end, parent) in self._rows.items():
-            of_thread = known & (threads == thread)
-            if not of_thread.any():
-                continue
-            at = intervals.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
-            if outermost:
-                at = np.where(at >= 0, intervals.outermost(parent)[at], -1)
-            found[of_thread] = np.where(at >= 0, own[at], -1)
+        if not len(self._rows):
+            return found
+        known = np.flatnonzero(rows >= 0)
+        at = self._nest.around(self._events.thread[rows[known]], self._events.start_us[rows[known]])
+        around = self._rows[self._nest.outermost[at] if outermost else at]
+        found[known] = np.where(at >= 0, around, -1)
         return found
 
 
@@ -332,14 +325,9 @@ def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
     steps = np.zeros(len(events), np.bool_)
     steps[step_rows(events)] = True
     rows = np.flatnonzero((events.category == OPERATOR) & ~steps)
-    alone = np.zeros(len(events))
-    for thread in np.unique(events.thread[rows]):
-        own = rows[events.thread[rows] == thread]
-        parent = intervals.parents(events.start_us[own], events.end_us[own])
-        alone[own] += events.duration_us[own]
-        inner = parent >= 0
-        np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
-    return rows, alone
+    chosen = np.zeros(len(events), np.bool_)
+    chosen[rows] = True
+    return rows, Layer(events, chosen).alone()
 
 
 def operators(events: KinetoColumns, callers: Callers | None = None) -> TraceTable:

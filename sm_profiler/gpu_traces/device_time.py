@@ -17,7 +17,7 @@ from sm_profiler.gpu_traces import intervals
 from sm_profiler.gpu_traces.callers import Callers, launch_rows, launch_starts, names_of, wait_rows
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
+from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of, rows_by
 
 HOST_WAIT, KERNEL_WAIT, OTHER = "host_wait", "kernel_wait", "other"
 CONSECUTIVE_US = 30.0  # a queued kernel that starts later than this waited for something besides the previous kernel
@@ -71,8 +71,7 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> TraceTable:
     device = events.device_events
     launched = launch_starts(events, device)
     rows = []
-    for stream in np.unique(device.stream):
-        of_stream = device.stream == stream
+    for of_stream in rows_by(device.stream):
         start, end, launch = device.start_us[of_stream], device.end_us[of_stream], launched[of_stream]
         before = np.maximum.accumulate(end)[:-1]
         gap = np.maximum(start[1:] - before, 0.0)
@@ -81,7 +80,8 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> TraceTable:
         sums = {HOST_WAIT: gap[late].sum(), KERNEL_WAIT: gap[near].sum(), OTHER: gap[~late & ~near].sum()}
         whole = sum(sums.values())
         rows += [
-            (int(stream), name, float(value), float(value / whole) if whole else 0.0) for name, value in sums.items()
+            (int(device.stream[of_stream[0]]), name, float(value), float(value / whole) if whole else 0.0)
+            for name, value in sums.items()
         ]
     return TraceTable.of(("stream", "category", "idle_us", "share"), rows)
 
@@ -175,9 +175,8 @@ class _Walk:
         self._host_by_end, self._host_ends = order.tolist(), events.end_us[top][order].tolist()
         waits = wait_rows(events)
         self._waits = {
-            thread: (events.end_us[rows].tolist(), events.start_us[rows].tolist())
-            for thread in np.unique(events.thread[waits]).tolist()
-            if len(rows := waits[events.thread[waits] == thread])
+            int(events.thread[rows[0]]): (events.end_us[rows].tolist(), events.start_us[rows].tolist())
+            for rows in (waits[own] for own in rows_by(events.thread[waits]))
         }
 
     def follow(self) -> list[Link]:
@@ -308,14 +307,14 @@ def collectives(trace: KinetoTrace) -> TraceTable:
         operation_of(collective.name if collective else name) for collective, name in zip(described, names, strict=True)
     ]
     size = np.array([float(_size(collective)) for collective in described])
-    count = np.array([float(collective.group_size) if collective else -1.0 for collective in described])
-    factor = np.array([_bus_factor(name, int(n)) for name, n in zip(operations, count, strict=True)])
+    count = np.array([collective.group_size if collective else -1 for collective in described], np.int64)
+    factor = np.array([_bus_factor(name, n) for name, n in zip(operations, count.tolist(), strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         bus = np.where((size > 0) & (chosen.duration_us > 0), size * factor / chosen.duration_us / 1e3, np.nan)
     return TraceTable({
         "operation": Category.of(operations),
         "group": Category.of(collective.group if collective else "" for collective in described),
-        "group_size": count.astype(int),
+        "group_size": count,
         "stream": chosen.stream,
         "start_us": chosen.start_us,
         "duration_us": chosen.duration_us,

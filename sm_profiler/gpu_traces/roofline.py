@@ -27,6 +27,9 @@ _BYTES = {"double": 8, "long": 8, "long int": 8, "c10::complex<float>": 8, "c10:
 _DEFAULT_BYTES = 4
 _LOOKUP = re.compile(r"index|embedding|gather|select|scatter|slice|narrow|masked")
 _LONGEST = 300  # characters of the shapes
+_LARGEST = 1e18  # bytes or operations of a call; more is damage
+# What damaged inputs raise: anything may be in the place of a list of numbers.
+_DAMAGE = (msgspec.MsgspecError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 _MOSTLY = 0.5  # share of kernels shorter than their launch from which the launches set the pace
 COLUMNS = (
     "operator", "shapes", "calls", "kernels", "device_us", "share", "flops", "bytes", "tflops", "gbps", "intensity", "bound",
@@ -45,9 +48,9 @@ def flops_of(operator: str, inputs: OperatorInputs) -> float:
         return 0.0
     try:
         found = float(formula(_DECODE(inputs.shapes), inputs))
-    except (msgspec.MsgspecError, IndexError, TypeError, ValueError, KeyError, OverflowError, ZeroDivisionError):
+    except _DAMAGE:
         return 0.0
-    return found if math.isfinite(found) and found > 0 else 0.0
+    return found if 0 < found < _LARGEST else 0.0
 
 
 def _product(first: int) -> Callable[[_Shapes, OperatorInputs], float]:
@@ -218,9 +221,9 @@ def bytes_of(operator: str, inputs: OperatorInputs) -> float:
             total += math.prod(shapes[0][:-1]) * shapes[1][-1] * sizes[0]
         elif operator in {"aten::addmm", "aten::baddbmm"}:
             total += math.prod(shapes[1][:-1]) * shapes[2][-1] * sizes[1]
-    except (msgspec.MsgspecError, IndexError, TypeError, ValueError, OverflowError):
+        return float(total) if 0 < total < _LARGEST else 0.0
+    except _DAMAGE:
         return 0.0
-    return float(total) if 0 < total < 1e18 else 0.0  # more is damage
 
 
 def _elements(shape: Any) -> int:

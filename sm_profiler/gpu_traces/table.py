@@ -93,6 +93,12 @@ def array_of(values: Sequence[Any]) -> NDArray[Any]:
     return np.array(values) if len(values) else np.empty(0)
 
 
+def rows_by(keys: NDArray[Any]) -> list[NDArray[np.intp]]:
+    """Return the rows of each key, in the order of the keys."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []
+
+
 class Groups:
     """Rows grouped by equal keys."""
 

@@ -33,6 +33,7 @@ from sm_profiler.gpu_traces.callers import launch_rows, step_rows
 from sm_profiler.gpu_traces.device_time import collectives, numbered
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import copy_direction
+from sm_profiler.gpu_traces.table import rows_by
 from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
 from sm_profiler.storage import Storage
 from sm_profiler.timeline import Export, TimelineWriter, timeline_file
@@ -236,12 +237,9 @@ def _counters(events: KinetoColumns, device: Numbers, launch: Numbers) -> Iterat
     """Yield name, times and values: operations that wait in each stream, and bandwidth of copies by direction."""
     known = launch >= 0
     chosen, calls = events[device[known]], launch[known]
-    for stream in np.unique(chosen.stream):
-        own = chosen.stream == stream
-        yield (
-            f"queue of stream {stream}",
-            *_sums(events.start_us[calls[own]], chosen.start_us[own], np.ones(int(own.sum()))),
-        )
+    for own in rows_by(chosen.stream):
+        queue = _sums(events.start_us[calls[own]], chosen.start_us[own], np.ones(len(own)))
+        yield f"queue of stream {chosen.stream[own[0]]}", *queue
     copies = events[device[(events.category[device] == MEMCPY) & (events.bytes[device] > 0)]]
     directions = np.array([copy_direction(name) for name in copies.name.values] or [""], object)[copies.name.codes]
     for direction in sorted(set(directions.tolist())):

@@ -30,6 +30,7 @@ from sm_profiler.launch.request import (
     request_to_shapes,
     require_accepted,
     require_managed_profiling,
+    require_right,
     sdk_version,
     snake_case,
 )
@@ -511,6 +512,7 @@ def attach(
         require_accepted({"ProfilerConfig": config})
     elif config.get("S3OutputPath") is not None:
         require_uploadable(config["S3OutputPath"])
+    require_right(config)
     if backend == "agent" and rules:
         warnings.warn(
             "backend='agent' starts no rule jobs: evaluate the profile with `sm-profiler report`, or start the rules with "

@@ -11,7 +11,7 @@ from typing import Any
 from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, may_exist, shown
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.request import config_request, is_pipeline_variable
+from sm_profiler.launch.request import config_request, is_pipeline_variable, require_right
 from sm_profiler.printable import printable
 from sm_profiler.settings import AUTO, CONFIG
 
@@ -53,12 +53,13 @@ def agent_environment(  # one argument for each setting of a job
     own = dict(environment or {})
     if config.get("DisableProfiler") is True:
         return own
+    if not network_isolation:
+        require_destination(config)
+    require_right(config)
     if network_isolation:
         config = _isolated(config, checkpoint_path)
-    else:
-        require_destination(config)
-        if kms_key_id is not None:
-            config[KMS_KEY] = kms_key_id
+    elif kms_key_id is not None:
+        config[KMS_KEY] = kms_key_id
     carried = {**environment_for(_to_json(config)), AUTO.name: "1"}
     changed = sorted(name for name, value in own.items() if _OURS.match(str(name)) and carried.get(name) != value)
     if changed:

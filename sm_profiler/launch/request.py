@@ -179,7 +179,7 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
     if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
         _resolve_image(request, region)
     parameters = request.get("RuleParameters") or {}
-    check_parameters(request["RuleConfigurationName"], parameters)
+    check_parameters(request["RuleConfigurationName"], parameters, request["RuleEvaluatorImage"])
     source = parameters.get("source_s3_uri")
     if isinstance(source, str) and not source.startswith("s3://"):
         if isinstance(wanted := parameters.get("rule_to_invoke"), str):
@@ -370,6 +370,7 @@ def build_request(
     if rules := checked_rules(rules):
         request["ProfilerRuleConfigurations"] = [rule_request(rule, region, session, output) for rule in rules]
     require_accepted(request)
+    require_right(config)
     return request
 
 
@@ -442,6 +443,25 @@ def require_accepted(request: Mapping[str, Any]) -> None:
     problems += check_request("CreateTrainingJob", request, only=_KEYS)
     if problems:
         raise ConfigError(printable("the service would reject this: " + "; ".join(problems)))
+
+
+def require_right(config: Mapping[str, Any]) -> None:
+    """Check that a configuration has nothing that `ProfilerConfig.explain` calls wrong, before a job is paid for."""
+    from sm_profiler.config.explaining import wrong_settings  # keeps the import quick
+
+    if config.get("DisableProfiler") is True:
+        return
+    if problems := wrong_settings(_without_variables(config)):
+        raise ConfigError(printable("the configuration is wrong: " + "; ".join(problems)))
+
+
+def _without_variables(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the values that are known only when a pipeline runs."""
+    return {
+        key: _without_variables(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if not is_pipeline_variable(value)
+    }
 
 
 TESTED = "3.27.0"

@@ -404,7 +404,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         dead = None  # a rank without a record may have been the first
     if dead is not None and not dead.step:
         unrecorded = ()  # the launcher ended them before they began
-    most = max(ranks, key=lambda one: (one.step, one.counted), default=None)
+    most = dead or max(ranks, key=lambda one: (one.step, one.counted), default=None)
     return JobEnd(
         state,
         code if state != RUNNING else None,

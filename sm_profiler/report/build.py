@@ -143,9 +143,11 @@ def add_windows(report: Report, source: Any) -> Report:
         return report
     ranks = measure(windows.gpu, windows.sampled)
     report = attrs.evolve(report, gpu_traces=tuple(describe(windows.gpu, rank) for rank in ranks))
-    if min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values()) < limits.TRACE_KERNELS:
+    traced = Traced.of(ranks, windows.gpu)
+    kernels = min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values())
+    if kernels < limits.TRACE_KERNELS or not traced.totals.duration > 0:
         return report
-    verdict, judged = report.verdict, decide_traces(Traced.of(ranks, windows.gpu))
+    verdict, judged = report.verdict, decide_traces(traced)
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}
     found = [
         replace(finding, headline=f"In the detailed windows: {finding.headline}")

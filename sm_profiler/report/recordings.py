@@ -118,10 +118,18 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
 
 
 def verdict_on(traced: Traced) -> Verdict:
-    """Return the verdict on traces that were measured; an inconclusive one if they hold too little."""
+    """Return the verdict on traces that were measured; an inconclusive one if they hold too little.
+
+    Raises:
+        SourceError: their kernels take no time.
+    """
     gpu = traced.gpu
     kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
-    return decide_traces(traced) if kernels >= limits.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
+    if kernels < limits.TRACE_KERNELS:
+        return Verdict(_too_few(gpu, kernels))
+    if not traced.totals.duration > 0:
+        raise SourceError("the times of the traces are damaged: all kernels are at one moment and take no time")
+    return decide_traces(traced)
 
 
 def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:

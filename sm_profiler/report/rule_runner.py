@@ -249,6 +249,8 @@ def write_for_runner(job: ReportJob) -> Judgement:
     undecided = main.kind is Class.INCONCLUSIVE or main.confidence == "low"  # then the rules decide
     status = None if undecided else Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
     details = f"{main.kind.value} ({main.confidence} confidence): {main.headline}"
+    if main.kind is Class.INCONCLUSIVE:  # NoIssuesFound alone would look as if all were well
+        details = f"no verdict: {main.headline}"
     end = report.metrics.ending
     if end.failed:  # an issue, however fast the job was, as for `report --fail-on issues`
         status = Status.ISSUES

@@ -199,7 +199,7 @@ class Launched:
                 else f"Start the job with {_CONFIG}.",
             )
         if self.running and recorded_s < BEGINNING_S + self.rotate_close_s:
-            return "The job is still running, and no trace file is stored yet.", next_file(self.rotate_close_s)
+            return "No trace file is stored yet.", next_file(self.rotate_close_s)
         if self.status in CUT_SHORT:
             return (
                 (
@@ -249,7 +249,7 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         client = client or create_api_client("sagemaker", region=region)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
-        raise SourceError(refused(error, name, _region_of(client, region))) from error
+        raise SourceError(refused(error, name, _region_of(client, region), named=region is not None)) from error
     except (BotoCoreError, ValueError, SourceError) as error:
         # A mistyped folder name gets here too, possibly on a machine without a network.
         cause = error.__cause__ if isinstance(error, SourceError) else error
@@ -259,14 +259,19 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
     return answer
 
 
-def refused(error: ClientError, name: str, region: str) -> str:
-    """Return why a training job could not be described, with what to do if there is none of that name."""
+def refused(error: ClientError, name: str, region: str, *, named: bool = False) -> str:
+    """Return why a training job could not be described, with what to do if there is none of that name.
+
+    Args:
+        named: the region was named in the call.
+    """
     reason = reason_of(error, region)
     if error_codes(error)[0] not in _MAY_BE_MISSING or not _MISSING.search(reason) or unknown_region(region):
         return f"training job {name}: {reason}"
+    other = "name that region" if named else f"set AWS_REGION, or write account:REGION/{name}"
     return (
         f"training job {name} does not exist in {region} ({reason.rstrip('.')}). To do: check the name; for a job of "
-        f"another region, set AWS_REGION, or write account:REGION/{name}"
+        f"another region, {other}"
     )
 
 

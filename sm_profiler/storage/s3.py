@@ -238,6 +238,8 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     if problem := credentials_problem(error):
         return SourceError(f"{uri}: {problem}")
     code, status = error_codes(error)
+    if verb == "write" and code in {"NoSuchBucket", *MISSING}:  # what is to be written is never what is missing
+        return SourceError(f"{'/'.join(uri.split('/')[:3])}: {EXPLANATIONS['NoSuchBucket']}")
     if code in MISSING:
         return MissingFileError(f"{uri} does not exist")
     kind = (

@@ -28,6 +28,7 @@ from sm_profiler.analysis.charts import (
     time_annotations,
 )
 from sm_profiler.analysis.readers import LocalSystemMetricsReader
+from sm_profiler.analysis.timeline_charts import MAX_SPENT
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
@@ -128,6 +129,9 @@ def test_timeline_charts(job, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"Selected timerange: {times[40]} to {times[60]}" in printed
     assert any(name.startswith("Step:ModeKeys.TRAIN_") for name in spent)
+    spent_lines = [line for line in printed.splitlines() if line.startswith("Spent ")]
+    assert len(spent_lines) == min(len(spent), MAX_SPENT)
+    assert (f"… and {len(spent) - MAX_SPENT:,} more" in printed) == (len(spent) > MAX_SPENT)
     assert f"Spent {next(iter(spent.values()))} ms (cumulative time) in {next(iter(spent))}" in printed
     detailed = charts.plot_detailed_profiler_data([20, 40])
     assert {"worker 0", "worker 2"} <= set(detailed.loading.rows)

@@ -141,6 +141,11 @@ def test_merges_selected_files_and_thresholds(job, tmp_path):
         MergedTimeline(str(job), output_directory=str(unwritable)).merge_timeline(*MIDDLE)
 
 
+def test_says_when_the_part_holds_nothing(job, tmp_path, caplog):
+    MergedTimeline(str(job), output_directory=str(tmp_path)).merge_timeline(10.0, 20.0)
+    assert "the timeline has no events" in caplog.text
+
+
 def test_merges_real_traces(tmp_path):
     samples = ROOT / "tests/data/formats/merge_traces"
     records = load(

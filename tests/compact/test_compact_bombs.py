@@ -13,6 +13,7 @@ import pytest
 
 from sm_profiler.compact import TableWriter
 from sm_profiler.formats.bounds import unpacked_size
+from sm_profiler.formats.columns import EventColumns
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents, paths, schema
 from sm_profiler.source.parquet.contents import Contents
@@ -25,9 +26,9 @@ PART = paths.PartKey(paths.SYSTEM, "j", "algo-1", "2023111423")
 MB = 1 << 20
 
 
-def write(folder, packed, rows, *, text="cpu0", plain=False):
+def write(folder, packed, rows, *, text="cpu0", plain=False, last=0.0):
     """Write a data set of one file, with so many equal rows in a row group."""
-    count = pa.array(np.zeros(rows))
+    count = pa.array(np.r_[np.zeros(rows - 1), last])
     texts = [pa.array([text]).take(pa.array(np.zeros(rows, np.int64))) for _ in range(4)]
     table = pa.table([count, count, *texts], schema.SCHEMAS[paths.SYSTEM])
     path = folder / PART.key
@@ -77,6 +78,39 @@ def test_a_row_group_that_unpacks_to_more_than_is_written_is_refused_unread(tmp_
 def test_rows_that_are_as_many_as_is_written_are_read(tmp_path):
     folder = write(tmp_path, schema.encode_header(account(200_000)), 200_000)
     assert len(open_source(folder, progress=False).system()) == 200_000
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308, -1.0])
+def test_rows_with_a_time_that_is_none_are_refused_and_counted(tmp_path, value):
+    """They were left out, and the report said that all was read."""
+    source = open_source(write(tmp_path, schema.encode_header(account(20)), 20, last=value), progress=False)
+    assert not len(source.system())
+    (quality,) = source.quality()
+    assert (quality.status, quality.lost) == ("refused", 20)
+    assert "not finite, negative or too large" in quality.reason
+
+
+@pytest.mark.parametrize("column", ["start_us", "duration_us"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e308, -1.0])
+def test_events_with_a_time_that_is_none_are_refused(column, value):
+    batch = schema.to_batch(EventColumns.empty(), paths.EVENTS)
+    filled = {
+        field.name: [value if field.name == column else 1.0] if pa.types.is_floating(field.type)
+        else pa.array(["x"]).dictionary_encode() if pa.types.is_dictionary(field.type) else pa.array([0], field.type)
+        for field in batch.schema
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"{column} has values that are not finite"):
+        schema.from_batch(pa.table(filled, batch.schema), paths.EVENTS)
+
+
+@pytest.mark.parametrize("mtime", [np.nan, np.inf, 1e308, -1e308])
+def test_a_file_that_was_changed_at_no_time_makes_its_part_unreadable(mtime):
+    """The catalog multiplied it, and numpy warned."""
+    made = account(1)
+    made.files[0].mtime = 0.5
+    text = msgspec.json.encode(made).replace(b'"mtime":0.5', b'"mtime":%s' % repr(mtime).encode())
+    with pytest.raises(ValueError, match="changed is none" if np.isfinite(mtime) else "."):
+        schema.decode_header(b64encode(zlib.compress(text)))
 
 
 @pytest.mark.parametrize("element", [b"{}", b"[]", b"1", b'{"":0}'])

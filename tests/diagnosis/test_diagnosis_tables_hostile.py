@@ -1,6 +1,7 @@
 """Tables of times that are small as stored and large as read."""
 
 import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -158,3 +159,51 @@ def test_facts_whose_sum_is_no_number_warn_of_nothing(tmp_path):
     rows = [f"{step},0.1,{rank},-1e308" for step in range(20) for rank in range(2)]
     (path := tmp_path / "facts.csv").write_text("\n".join(["step,seconds,rank,tokens", *rows]))
     read_table(path)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("rows", ["one", "some", "all"])
+def test_fields_of_any_json_type_are_no_error_of_the_program(tmp_path, timed, rows):
+    """A list as the rank was an error of Python."""
+    row = {"step": 0, "rank": 0, "stage": 0, "operation": "forward", "seconds": 0.1, "loss": 1.0}
+    if timed:
+        row["start"] = row.pop("seconds")
+        row["end"] = 0.2
+    values = (
+        None, True, -1, 0, 1.5, 1e308, -1e308, 5e-324, 2**70, 10**400, "", "x", "1", "nan", [], [1], [[]], {}, {"a": 1},
+    )  # fmt: skip
+    path, period = tmp_path / "times.jsonl", {"one": 60, "some": 5, "all": 1}[rows]
+    for key in row:
+        for value in values:
+            table = [
+                {
+                    **row,
+                    "step": step,
+                    "rank": rank,
+                    **({"start": step + 0.1 * rank, "end": step + 0.5} if timed else {}),
+                }
+                | ({key: value} if not (2 * step + rank) % period else {})
+                for step in range(30)
+                for rank in range(2)
+            ]
+            path.write_text("\n".join(json.dumps(one) for one in table))
+            try:
+                report_table(path)
+            except SourceError as error:
+                assert "\n" not in str(error)
+
+
+def test_rows_whose_rank_is_a_list_are_counted(tmp_path):
+    path = tmp_path / "times.jsonl"
+    path.write_text(
+        "\n".join(f'{{"step": {step}, "seconds": 0.1, "rank": {[0] if step == 3 else 0}}}' for step in range(30))
+    )
+    table = read_table(path)
+    assert (table.rows, table.lost, table.why) == (29, 1, "a name is a list or an object")
+
+
+@pytest.mark.parametrize("other", ["5e-324", "1e-310", "0"])
+def test_steps_of_hardly_any_time_warn_of_nothing(tmp_path, other):
+    rows = [f"{step},{rank},{1000 if step == 7 else other}" for step in range(40) for rank in range(3)]
+    (path := tmp_path / "times.csv").write_text("\n".join(["step,rank,seconds", *rows]))
+    report_table(path)

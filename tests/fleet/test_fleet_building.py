@@ -314,6 +314,10 @@ def test_the_command(jobs, tmp_path, capsys, monkeypatch):
     assert "fleet.html" in shown.err
     assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste>20%"]) == 1
     assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste > 30 %", "--group-by", "user,team"]) == 0
+    assert main(["fleet", str(jobs), "--out", out, "--tag", "team=missing"]) == 0
+    shown = capsys.readouterr()
+    assert "jobs were found, and none has team=missing." in shown.out
+    assert "there are no jobs" not in shown.err
     assert main(["fleet", str(jobs), "--out", out, "--since", "2020-01-01", "--tag", "team=nlp"]) == 0
     assert "2 jobs" in capsys.readouterr().out
     assert sorted(file.name for file in Path(out).iterdir()) == [

@@ -72,7 +72,7 @@ def test_jobs_without_a_price_are_counted():
 
 
 def test_fleets_without_waste_jobs_or_verdicts_have_a_page():
-    assert "No training jobs were found." in render_html(Fleet())
+    assert "No jobs were found." in render_html(Fleet())
     healthy = fleet_of([made_up_job(0), made_up_job(3)], common=(), hosts=(), causes=())
     assert "Nothing was wasted" in render_html(healthy)
     unread = [made_up_job(0, judged="", verdict="", label="", error="no steps were recorded")]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.gpu_traces import intervals, kernels
+from sm_profiler.gpu_traces.measure import measure
 from sm_profiler.gpu_traces.table import Groups
 from sm_profiler.gpu_traces.traces import _TABLES
-from tests.support.gpu_events import call, event, kernel
+from tests.support.gpu_events import call, event, kernel, write
 
 
 @pytest.fixture
@@ -242,12 +244,59 @@ def test_finds_the_innermost_interval(seed):
     fill(0, 60, 0)
     found.sort(key=lambda pair: (pair[0], -pair[1]))
     start, end = (np.array([pair[side] for pair in found], float) for side in (0, 1))
-    parent = intervals.parents(start, end)
-    moments = np.arange(0, 62) + 0.5
-    rows = intervals.enclosing(start, end, parent, moments)
+    thread, moments = np.zeros(len(start), np.intp), np.arange(0, 62) + 0.5
+    rows = intervals.Nest(thread, start, end).around(np.zeros(len(moments), np.intp), moments)
     for moment, row in zip(moments, rows, strict=True):
         around = [number for number, pair in enumerate(found) if pair[0] <= moment <= pair[1]]
         assert (row == -1) if not around else (end[row] - start[row] == min(end[n] - start[n] for n in around))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20)), max_size=30), st.booleans())
+def test_nests_are_those_of_a_plain_search(found, stack):
+    """Of any intervals, properly nested or not: the last one before that does not end earlier."""
+    found = sorted((thread, start, -length) for thread, start, length in found)
+    thread, start = (np.array([one[side] for one in found], np.intp) for side in (0, 1))
+    end = start - np.array([one[2] for one in found], np.intp)
+    with pytest.MonkeyPatch.context() as patch:
+        if stack:
+            patch.setattr(intervals, "_ROUNDS", 0)
+        nest = intervals.Nest(thread, start.astype(float), end.astype(float))
+
+    def last(own, until, before):
+        return max((at for at in range(before) if thread[at] == own and end[at] >= until), default=-1)
+
+    assert nest.parent.tolist() == [last(thread[at], end[at], at) for at in range(len(found))]
+    roots = []
+    for at, parent in enumerate(nest.parent.tolist()):
+        roots.append(at if parent < 0 else roots[parent])
+    assert nest.outermost.tolist() == roots
+    threads, moments = (one.ravel() for one in np.meshgrid(np.arange(4), np.arange(45)))
+    begun = [max((at + 1 for at in range(len(found)) if thread[at] == own and start[at] <= moment), default=0)
+             for own, moment in zip(threads, moments, strict=True)]  # fmt: skip
+    around = [last(own, moment, before) for own, moment, before in zip(threads, moments, begun, strict=True)]
+    assert nest.around(threads, moments.astype(float)).tolist() == around
+
+
+@pytest.mark.parametrize("kind", ["nested", "left nest", "threads", "streams"])
+def test_traces_of_any_form_take_linear_time(tmp_path, kind):
+    """20,000 nested operators took seconds, five times as many did not end; so did as many threads or streams."""
+    count, events = 20_000, []
+    for number in range(count):
+        at, thread, stream = 10.0 * number, number if kind == "threads" else 1, number if kind == "streams" else 7
+        if kind == "nested":
+            events.append(event("cpu_op", "aten::mm", number / count, 20.0 * count - number))
+        elif kind == "left nest":
+            events += [
+                event("cpu_op", "aten::mm", (number - count) / count, 1 - number / count),
+                event("cpu_op", "aten::mm", at, 6),
+            ]
+        events += [call(at + 1, 2, number, thread=thread), kernel("gemm", at + 4, 5, stream=stream, correlation=number)]
+    gpu = GpuTraces(write(tmp_path / "traces", events))
+    began = time.process_time()
+    (measured,) = measure(gpu)
+    assert len(gpu.columns("idle")) == 3 * (count if kind == "streams" else 1)
+    assert measured.launches == count
+    assert time.process_time() - began < 15
 
 
 def test_columns_need_no_pandas(tmp_path):

@@ -9,10 +9,12 @@ import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
+from sm_profiler.errors import SourceError
 from sm_profiler.gpu_traces.measure import measure
 from sm_profiler.report import Class, terminal_summary, write_report
 from sm_profiler.report.recordings import report_traces
 from tests.support.gpu_events import (
+    A100,
     CASES,
     PARTS,
     STEP_US,
@@ -143,3 +145,68 @@ def test_a_report_needs_no_pandas(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code, str(REAL / "sampled2"), str(tmp_path)], check=True)
     assert (tmp_path / "profiler-report.html").exists()
+
+
+JSON = (None, True, -1, 0, 1.5, 1e308, -1e308, 2**70, "", "x", "1", [], [1], [[]], {}, {"a": 1})
+
+
+def operator_call(number):
+    return [
+        event("cpu_op", "aten::mm", 100 * number, 20, **{
+            "External id": number, "Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"], "Sequence number": number,
+        }),
+        call(100 * number + 5, 5, number),
+        kernel("gemm", 100 * number + 30, 50, correlation=number),
+        event("kernel", "ncclDevKernel_AllReduce", 100 * number + 60, 30, **{
+            "stream": 8, "device": 0, "correlation": -1, "Collective name": "allreduce", "In msg nelems": 4, "Out msg nelems": 4,
+            "Group size": 2, "dtype": "Float", "Process Group Name": "0",
+        }),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 100 * number + 92, 3, stream=7, device=0, bytes=4),
+    ]  # fmt: skip
+
+
+def fields_of(events):
+    return [
+        (at, part, key)
+        for at, one in enumerate(events)
+        for part in ("", "args")
+        for key in (one[part] if part else one)
+    ]
+
+
+def judged(path, steps):
+    """Report on the events of some steps."""
+    found = {"schemaVersion": 1, "deviceProperties": [A100], "traceEvents": [one for step in steps for one in step]}
+    path.write_text(json.dumps(found))
+    try:
+        report_traces(path)
+    except SourceError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("event_at", range(len(operator_call(0))))
+def test_fields_of_any_json_type_are_no_error_of_the_program(tmp_path, event_at):
+    """Shapes that were an object raised a KeyError; a duration of 1e308 and a group of 2**70 ranks warned."""
+    fields = [(part, key) for at, part, key in fields_of(operator_call(0)) if at == event_at]
+    for value in JSON:
+        steps = [operator_call(step) for step in range(30)]
+        for (part, key), step in zip(fields, steps, strict=False):  # each field in another step
+            (step[event_at][part] if part else step[event_at])[key] = value
+        judged(tmp_path / "trace.json", steps)
+
+
+@pytest.mark.long
+def test_a_field_that_has_any_json_type_everywhere_is_no_error_of_the_program(tmp_path):
+    for at, part, key in fields_of(operator_call(0)):
+        for value in JSON:
+            steps = [operator_call(step) for step in range(30)]
+            for step in steps:
+                (step[at][part] if part else step[at])[key] = value
+            judged(tmp_path / "trace.json", steps)
+
+
+def test_kernels_that_take_no_time_are_one_line(tmp_path, capsys):
+    write(tmp_path / "zero", [kernel("k", 5, 0, correlation=number) for number in range(30)])
+    assert main(["report", str(tmp_path / "zero"), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "take no time" in line

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import nullcontext
 
 import boto3
 import pytest
@@ -17,7 +18,7 @@ from sm_profiler.debugger import (
     rule_configs,
 )
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch import check_request, to_request
+from sm_profiler.launch import agent_environment, attach, check_request, to_request
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2"),
@@ -318,3 +319,39 @@ def test_the_default_configuration_is_within_the_apis_limits():
     )
     assert check_request("CreateTrainingJob", {**JOB, **request}) == []
     assert json.dumps(request)
+
+
+SLOW = ProfilerConfig(
+    framework_profile_params=FrameworkProfile(
+        dataloader_profiling_config=DataloaderProfilingConfig(start_step=2, metrics_regex="(a+)+$")
+    )
+)
+
+
+def test_what_explain_calls_wrong_is_refused_before_a_job_is_paid_for():
+    (wrong,) = SLOW.explain().wrong
+    session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    calls = (
+        lambda: to_request(SLOW, s3_output_path="s3://b/p"),
+        lambda: agent_environment(SLOW, s3_output_path="s3://b/p"),
+        *(lambda backend=backend: attach(session, SLOW, backend=backend) for backend in ("service", "agent")),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value) == f"the configuration is wrong: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("image", "refused"), [("mine.dkr.ecr.us-east-1.amazonaws.com/rules:1", True), ("other/image:1", False)]
+)
+def test_a_misspelt_rule_of_our_image_is_refused(environment, image, refused):
+    environment.setenv("SM_PROFILER_RULE_IMAGE", "mine.dkr.ecr.{region}.amazonaws.com/rules:1")
+
+    def made(rule):
+        return ProfilerRule.custom("mine", image, "ml.m5.large", 10, rule_parameters={"rule_to_invoke": rule})
+
+    made("OfAnotherPackage")
+    made("ProfilerReport")
+    with pytest.raises(ConfigError, match="did you mean ProfilerReport") if refused else nullcontext():
+        made("ProfilerReprt")

@@ -147,6 +147,7 @@ def two_ranks(*metadata, steps=(150, 151), seconds=(1.5, 4.0)):
 def test_a_dead_rank_is_the_verdict(second, headline):
     report = two_ranks(record(0, "crashed", 3.1, 151, PEER), second)
     main = report.verdict.main
+    assert json.loads(to_json(report))["end"]["step"] == 150  # of the rank that failed, as the headline has it
     assert (main.kind, main.confidence, main.headline, main.gain) == (Class.DEAD_RANK, "high", headline, None)
     assert [(one.metric, one.value) for one in main.evidence] == [
         ("training steps of the rank that came furthest", 151)

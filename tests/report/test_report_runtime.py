@@ -114,6 +114,21 @@ def test_finds_threads_that_keep_each_other_waiting():
     assert verdict.main.confidence == "medium"
 
 
+def test_ranks_with_one_thread_each_need_no_fewer_threads():
+    """Two ranks on one core were advised OMP_NUM_THREADS=1, which they had, and their waits for each other were those for other programs."""
+    rows = []
+    for node in ("algo-1-0", "algo-1-1"):
+        args = {"threads": 4, "library_threads": 1, "cores": 1.0, "switches": 4000 * 5, "waited_ns": int(0.5 * 5e9)}
+        rows += [*training(600, node=node), (event_names.THREADS, "threads", 1.0, 5.0, node, -1, args)]
+    verdict = judged(rows)
+    assert verdict.kind is Class.OVERSUBSCRIBED
+    assert verdict.main.headline.startswith("2 ranks compete for 1 core: ")
+    assert (
+        verdict.main.next_step
+        == "Each rank computes with one thread already: give the job more cores, or start fewer ranks."
+    )
+
+
 def test_workers_count_as_threads():
     rows = threads(4, switches=4000, waited=0.5)
     assert judged(rows).kind is Class.BALANCED

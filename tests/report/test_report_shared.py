@@ -104,6 +104,15 @@ def test_what_follows_the_models_pass_is_nothing_for_loader_workers(phase, said)
     assert said in main.next_step
 
 
+def test_the_order_within_short_steps_is_not_taken_for_known():
+    """A batch made before the forward pass in steps of 2 ms was reported as following it, so that no worker could make it ahead."""
+    rows = training(1500, wait=0, outside=0.002, forward=3e-4, backward=3e-4, optimizer=1e-4)
+    main = decide(judged(rows, stack("between", 3.0, 31, (8, "read_batch")), stack("forward", 0.5, 21))).main
+    assert main.kind is Class.SYNC_BOUND
+    assert "no worker" not in main.next_step
+    assert "does not need an output of the model in the same step, loader workers can do ahead" in main.next_step
+
+
 def test_batches_of_a_generator_are_input_though_no_sample_hit_a_phase():
     """The loop of a short job whose phases take a fiftieth of a step was not known, and its data loading other code."""
     at = (event_names.LOOP, "<module>", 1.0, 0.0, NAME, 1, {"frames": [["train.py", 20, "<module>"]]})

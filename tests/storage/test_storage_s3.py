@@ -9,7 +9,16 @@ from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalE
 
 from sm_profiler.errors import SourceError
 from sm_profiler.storage import MissingFileError, base, open_storage, read_all, s3
-from sm_profiler.storage.s3 import ATTEMPTS, CONNECT_SECONDS, READ_SECONDS, S3Storage, create_client, is_aws, reason_of
+from sm_profiler.storage.s3 import (
+    ATTEMPTS,
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    S3Storage,
+    create_client,
+    explain,
+    is_aws,
+    reason_of,
+)
 
 
 @pytest.fixture
@@ -106,6 +115,14 @@ def test_truncated_bodies_are_fetched_again(endpoint, storage, pauses):
     endpoint.rules.append(rule)
     assert storage.read("system/a") == b"system/a" * 100
     assert len(pauses) == 3
+
+
+@pytest.mark.parametrize("code", ["NoSuchBucket", "404"])
+def test_an_upload_to_a_missing_bucket_names_the_bucket_and_the_reason(code):
+    """The object's long address was all that was left of the line."""
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+    error = explain(ClientError(answer, "PutObject"), "s3://jobs/a/system/training_job_end.ts", "write")
+    assert str(error) == "s3://jobs: the bucket does not exist: check its name, or create it"
 
 
 @pytest.mark.parametrize(("status", "code", "said"), [

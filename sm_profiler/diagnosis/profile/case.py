@@ -279,13 +279,30 @@ class Case:
 
         def of(rank: Rank) -> float:
             others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
-            usage, waited = self.metrics.usage.get(rank.name), self.core_wait_of(rank)
-            own = usage.cores(rank.start, rank.end) if usage is not None else None
+            waited = self.core_wait_of(rank)
             may_use = max((one.args.cores for one in self.metrics.recorded(Threads).of(rank.name)), default=0.0)
-            left = max(may_use - own, 0.0) if own is not None and may_use > 0 else None  # of the cores that it may use
+            used = self._used_with_peers(rank, may_use)
+            left = (
+                max(may_use - used, 0.0) if used is not None and may_use > 0 else None
+            )  # of the cores that it may use
             return min([waited, *(cores for cores in (others, left) if cores is not None)])
 
         return self.mean(of)
+
+    def _used_with_peers(self, rank: Rank, may_use: float) -> float | None:
+        """Return the cores that a rank uses, and the other ranks of its machine if all may use only the same few cores.
+
+        Ranks that may use as many cores as the machine has, or more together than one of them, may run on different ones.
+        """
+
+        def cores_of(one: Rank) -> float | None:
+            usage = self.metrics.usage.get(one.name)
+            return usage.cores(rank.start, rank.end) if usage is not None else None
+
+        own = cores_of(rank)
+        peers = [cores_of(one) or 0.0 for one in self.ranks if one.node == rank.node and one.name != rank.name]
+        together = (own or 0.0) + sum(peers)
+        return own if own is None or together > may_use * (1 + limits.FLOOR) else together
 
     def by_others(self, share: float) -> str:
         """Return why steps or ranks may differ by chance: the threads wait for a core as long as that costs; "" if they do not.

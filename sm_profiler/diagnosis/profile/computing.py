@@ -90,7 +90,9 @@ def outside(case: Case) -> Found | None:
     where, seen = lines_of_samples(case.metrics, counts), [one for one in case.metrics.samples.stacks if counts(one)]
     after = sum(one.seconds for one in seen if one.phase == "between")  # and not before the model is called
     if after > limits.MAJORITY * sum(one.seconds for one in seen):
-        words["ahead"] = FRAGMENTS["after_the_model"]
+        # in short steps, what makes a batch before the model is called is sampled in the step, too
+        order_is_known = step >= limits.SMALL_STEP_S
+        words["ahead"] = FRAGMENTS["after_the_model" if order_is_known else "before_or_after_the_model"]
     else:
         words["ahead"] = FRAGMENTS["ahead_once" if case.would_share_a_core(0, share) else "ahead_in_workers"]
     return Found(

@@ -13,7 +13,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Allocator, Threads
-from sm_profiler.formatting import percent, size
+from sm_profiler.formatting import percent, plural, size
 from sm_profiler.metrics.job_metrics import GpuMetrics, JobMetrics
 
 
@@ -119,6 +119,9 @@ def threads(case: Case) -> Found | None:
         waited = sum(one.args.waited_ns for one in own) / 1e9 / seconds
         # the rest is other load on the machine, which fewer threads do not end
         share = min(waited, 1.0) * max(1 - cores / count, 0.0) if count > 0 else 0.0
+        only_ranks = of_libraries <= 1 and not workers and ranks > cores
+        if only_ranks:  # more cores end all waits that other programs do not cause
+            share = max(min(waited, 1.0) - case.shared_wait, 0.0)
         if count < limits.CLEARLY * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
             continue
         evidence = (
@@ -128,8 +131,9 @@ def threads(case: Case) -> Found | None:
             Evidence("cores that the job may use", round(cores, 2), None, rank.name),
         )
         words = {
-            "threads": f"{count:.0f}", "cores": f"{cores:.3g}", "waited": percent(waited),
-            "fit": max(int(cores / ranks) - workers, 1),
+            "threads": plural(ranks, "rank") if only_ranks else f"{count:.0f} library and worker threads",
+            "cores": "1 core" if cores == 1 else f"{cores:.3g} cores", "waited": percent(waited),
+            "fewer": FRAGMENTS["fewer_ranks" if only_ranks else "fewer_threads"].format(fit=max(int(cores / ranks) - workers, 1)),
         }  # fmt: skip
         worst = Found(
             "threads", words, evidence, share, saves=partial(_fitting, share, max(waited - case.shared_wait, share)),

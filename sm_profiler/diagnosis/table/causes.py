@@ -180,7 +180,7 @@ def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
         return None
     steps = np.zeros(len(length), np.bool_)
     steps[stretch.first : stretch.last] = True
-    of_work = length / before.length
+    of_work = length / np.where(before.length > 0, before.length, 1.0)
     of_rank = before.local * of_work
     grown_by = np.median(of_rank[:, steps], axis=1) / np.maximum(np.median(of_rank[:, ~steps], axis=1), 1e-12)
     slower = float((grown_by >= 1 + limits.MAJORITY * (stretch.factor - 1)).mean())
@@ -277,7 +277,7 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     length = before.length_for_work
     long = long_steps(length)
     period = period_of(np.where(long, length - np.median(length), 0.0))
-    if not long.any() or (period is not None) != regular:
+    if not long.any() or (period is not None) != regular or not np.median(length[~long]) > 0:
         return None
     usual = np.median(before.seconds[:, ~long], axis=1)
     more = np.maximum(before.seconds[:, long] - usual[:, None], 0.0)
@@ -308,7 +308,8 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
         *((Evidence("what grows most in them", most),) if most else ()),
     )  # fmt: skip
-    return Repair(before.repaired(seconds), None, words, evidence, names, certain=regular)
+    after = before.repaired(seconds)
+    return Repair(after, None, words, evidence, names, most=after if regular else None, certain=regular)
 
 
 def _alone_in(before: Steps, long: Mask) -> tuple[str, ...]:

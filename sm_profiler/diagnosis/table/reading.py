@@ -31,7 +31,7 @@ from sm_profiler.diagnosis.table.files import (
 from sm_profiler.diagnosis.table.naming import activity_of, is_communication, is_point_to_point
 from sm_profiler.diagnosis.table.operations import Operations, build_operations, end_together
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, unpacked_head
 from sm_profiler.formatting import natural_key
 from sm_profiler.metrics.parts import Covered
@@ -43,6 +43,11 @@ MAX_NAMES = 100_000  # ranks, stages or operations
 MAX_CELLS, CELLS_A_ROW = 1 << 22, 8  # activities times steps of all ranks: so many, and so many times the rows
 OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
+MIN_SECONDS = 1e-12  # shorter times are 0, so that ratios are finite
+MIN_FACT, MAX_FACT = (
+    1e-100,
+    1e100,
+)  # smaller numbers are 0, and a column with larger ones is left out, so that squares are finite
 ROUNDING = 1e-9  # of an operation's length; one that ends this much after the next begins does not overlap it
 MLLOG = ":::MLLOG"
 _MOMENTS = (
@@ -160,7 +165,7 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     if rows.timed:
         rows = _on_one_clock(rows)
     repeated = count - len(rows.step)
-    why = "a time or step is missing, negative or not finite" if read.lost else "a step is repeated" if repeated else ""
+    why = read.why or ("a step is repeated" if repeated else "")
     ledger, filled = _ledger(rows, name)
     return Table(ledger, len(rows.step), read.lost + repeated, why, filled)
 
@@ -170,10 +175,11 @@ class _Reader:
 
     Attributes:
         lost: rows left out.
+        why: the first reason for which one was.
     """
 
     def __init__(self, columns: Columns, name: str) -> None:
-        self.lost = 0
+        self.lost, self.why = 0, ""
         found = columns.found
         self._found, self._name, self._count = found, name, 0
         self._scale = {role: unit_of(found[role]) for role in TIMED if role in found}
@@ -193,8 +199,7 @@ class _Reader:
         step = _numbers(piece.column(found["step"]))
         start = self._seconds("start", piece) if "start" in found else np.zeros(piece.count)
         if "end" in found and "start" in found:
-            with np.errstate(over="ignore", invalid="ignore"):
-                seconds = self._seconds("end", piece) - start
+            seconds = self._seconds("end", piece) - start
         elif "seconds" in found or "end" in found:
             seconds = self._seconds("seconds" if "seconds" in found else "end", piece)
         else:
@@ -202,16 +207,18 @@ class _Reader:
         parts = {key: np.nan_to_num(_numbers(piece.column(key))) * unit_of(key) for key in self._parts}
         if not found.keys() & TIMED:
             seconds = np.sum(list(parts.values()), axis=0)
+        texts = {role: list(piece.column(found[role])) for role in self._texts}
         usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
+        self.why = self.why or ("" if usable.all() else "a time or step is missing, negative or not finite")
+        usable &= self._named(texts.values(), usable)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
-            self._numbers[key].append(values[at])
+            self._numbers[key].append(_without_tiny(values[at], MIN_SECONDS) if key == "seconds" else values[at])
         for key, values in parts.items():
-            self._parts[key].append(np.maximum(values[at], 0.0))
+            self._parts[key].append(_without_tiny(np.maximum(values[at], 0.0), MIN_SECONDS))
         for role, (numbering, codes) in self._texts.items():
-            texts = list(piece.column(found[role]))
-            usable_texts = texts if len(at) == len(texts) else [texts[row] for row in at.tolist()]
+            usable_texts = texts[role] if len(at) == piece.count else [texts[role][row] for row in at.tolist()]
             distinct = dict.fromkeys(usable_texts)
             number = {text: numbering[text if text in numbering else _text(text)] for text in distinct}
             codes.append(np.fromiter(map(number.__getitem__, usable_texts), np.int64, len(at)))
@@ -221,16 +228,26 @@ class _Reader:
                 )
         for key in list(self._facts):
             numbers = _numbers(piece.column(key))[at]
-            if np.isfinite(numbers).all():
-                self._facts[key].append(numbers)
+            if (np.abs(numbers) <= MAX_FACT).all():
+                self._facts[key].append(_without_tiny(numbers, MIN_FACT))
             else:
                 del self._facts[key]
+
+    def _named(self, texts: Iterable[list[Any]], usable: Mask) -> Mask:
+        """Return which rows have names in all columns of texts."""
+        named = np.ones(len(usable), np.bool_)
+        for column in texts:
+            if not {list, dict}.isdisjoint(map(type, column)):
+                named &= [not isinstance(value, (list, dict)) for value in column]
+        self.why = self.why or ("" if named[usable].all() else "a name is a list or an object")
+        return named
 
     def _seconds(self, role: str, piece: Piece) -> Floats:
         values = piece.column(self._found[role])
         if getattr(getattr(values, "dtype", None), "kind", "") == "M":
             return _since_epoch(np.asarray(values))
-        numbers = _numbers(values) * self._scale[role]
+        numbers = _numbers(values)
+        numbers = np.where(np.abs(numbers) <= MAX_FACT, numbers, np.nan) * self._scale[role]
         if role in MOMENTS:
             for row in np.flatnonzero(np.isnan(numbers)).tolist():
                 numbers[row] = _moment(values[row])
@@ -270,6 +287,10 @@ class _Reader:
         place = np.empty(len(distinct), np.int64)
         place[[numbering[text] for text in distinct]] = np.arange(len(distinct))
         return distinct, place[np.concatenate(parts)]
+
+
+def _without_tiny(values: Floats, least: float) -> Floats:
+    return np.where(np.abs(values) < least, 0.0, values)
 
 
 def _numbers(values: Sequence[Any]) -> Floats:
@@ -493,8 +514,7 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
     found = {}
     for key, values in rows.facts.items():
         sums = np.bincount(cell, values[here], size).reshape(shape)
-        with np.errstate(over="ignore"):
-            usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
+        usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
         found[key] = np.where(count > 0, sums / np.maximum(count, 1), usual)
     return found
 

@@ -72,7 +72,11 @@ def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
     if not repair.certain:  # of what came by chance, there might have been less
         low = min(low, value - blocks.error_of_part(blocks.sums(saved))[0])
     saving = Saving(saved, min(low / value, 1.0), max(high / value, 1.0), error=before.graph.error / value)
-    return saving.share(saved, blocks, length)
+    found, certain = saving.share(saved, blocks, length)
+    if repair.most is repair.after:  # there is no more to save
+        most = max(high, value) * (1 + before.graph.error / value)
+        found = Interval(found.low, found.value, max(min(found.high, most), found.value))
+    return found, certain
 
 
 def _confidence(certain: float, ledger: Ledger) -> Confidence:

@@ -27,7 +27,7 @@ from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.paths import FILES, PartKey
-from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, decode_header
+from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, check_mtime, decode_header
 from sm_profiler.storage import FileInfo, Storage
 
 _TAIL_BYTES = 64 << 10  # a footer is often smaller
@@ -353,8 +353,10 @@ class Contents:
             unpacked = inflate(stored.packed, FREE_BYTES + MAX_TIMES * size)
             check_elements(unpacked, FREE_ELEMENTS + size // BYTES_AN_ELEMENT)
             body = _BODY.decode(unpacked)
-            beside = {info[0]: FileInfo(*info) for info in body.beside}
-            return cls(parts, body.origin, body.rows, ItemTable.of_columns(body.items), beside, body.odd)
+            beside, items = {info[0]: FileInfo(*info) for info in body.beside}, ItemTable.of_columns(body.items)
+            for mtime in (*(info.mtime for info in beside.values()), *_ends(items.column("mtime"))):
+                check_mtime(mtime)
+            return cls(parts, body.origin, body.rows, items, beside, body.odd)
         except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -374,6 +376,10 @@ class Contents:
         yield from sorted(
             (info for info in found if info.key.startswith(prefix) and info.key > after), key=attrgetter("key")
         )
+
+
+def _ends(values: Any) -> tuple[float, ...]:
+    return (float(values.min()), float(values.max())) if len(values) else ()
 
 
 def digest_of(parts: Iterable[FileInfo]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ import pyarrow as pa
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.bounds import check_json, inflate
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.formats.outcome import Outcome
+from sm_profiler.formats.outcome import LAST_US, Outcome
 from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
 from sm_profiler.source.cache import from_arrow, to_arrow
 from sm_profiler.source.item_table import Item
@@ -111,7 +112,21 @@ def from_batch(batch: Any, table: str) -> Any:
             if low < 0 or high >= len(values.values) or None in values.values:
                 raise ValueError(f"{column} has texts that are missing")
         found[name] = values.astype(np.int8) if column == "pin_memory" else values
+    _check_numbers(found)
     return KINDS[table](**found)
+
+
+def _check_numbers(columns: Mapping[str, Any]) -> None:
+    """Check numbers as the readers of the files do that the rows come from.
+
+    Raises:
+        ValueError: a time is none, or a value is not finite.
+    """
+    for name in ("start_us", "timestamp", "duration_us", "value"):
+        values = columns.get(name, np.empty(0))
+        latest = {"timestamp": LAST_US / 1e6, "value": np.inf}.get(name, LAST_US)
+        if not ((values < latest) & (values >= (-np.inf if name == "value" else 0))).all():
+            raise ValueError(f"{name} has values that are not finite, negative or too large")
 
 
 # What a Parquet footer holds of the files that its rows come from
@@ -193,6 +208,16 @@ class _Version(msgspec.Struct):
 _HEADER, _VERSION = msgspec.json.Decoder(Header), msgspec.json.Decoder(_Version)
 
 
+def check_mtime(mtime: float) -> None:
+    """Check the time at which a file was changed.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not abs(mtime) < LAST_US / 1e6:
+        raise ValueError("the time at which a file was changed is none")
+
+
 def encode_header(header: Header) -> bytes:
     """Return a header as text, as other readers take these values for text."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(header)))
@@ -218,5 +243,6 @@ def decode_header(data: bytes) -> Header:
         raise ValueError(str(error)) from error
     outcomes: dict[tuple[str, int, str], tuple[str, int, str]] = {}
     for file in header.files:  # a long job has a hundred thousand, most of them read as they were
+        check_mtime(file.mtime)
         file.outcome = outcomes.setdefault(file.outcome, file.outcome)
     return header

@@ -22,7 +22,7 @@ from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.contents import Contents, PartFile, digest_of
 from sm_profiler.source.parquet.paths import PartKey
-from sm_profiler.source.parquet.schema import SourceFile
+from sm_profiler.source.parquet.schema import SourceFile, check_mtime
 from sm_profiler.source.parse import FileRows
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
@@ -190,6 +190,7 @@ class ParquetStorage:
             part = self._part(PartKey(paths.FILES, self.job).key)
             try:
                 for row in part.rows("group", "key", "size", "etag", "mtime", "kept") if part is not None else ():
+                    check_mtime(row["mtime"])
                     info = FileInfo(row["key"], row["size"], row["mtime"], row["etag"])
                     self._others[info.key] = info, row["group"] if row["kept"] else None
             except (ValueError, KeyError, TypeError) as error:
@@ -360,7 +361,7 @@ def _rows(item: Item, place: RowPlace, group: Copy | str | None) -> FileRows:
     """Return the rows of a file as the parser would return them: events that began in earlier files are not joined."""
     file = place.file
     if isinstance(group, str):
-        return FileRows(item, Outcome(REFUSED, 0, group))
+        return FileRows(item, Outcome(REFUSED, file.rows, group))
     reading = Reading(item, file.rows - file.joined, file.result, file.records)
     loose = _loose(item, file) if file.ends or file.begins else None
     if group is None:
