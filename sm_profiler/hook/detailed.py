@@ -41,16 +41,21 @@ class Profiler:
     Attributes:
         framework: name in paths.
         trace: format of its traces, for the conversion.
-        entry: owner and name of the function that every start of the framework's profiler calls, the script's as well.
+        entry: owner and name of the function that every start of the framework's profiler calls, the script's as well;
+            None if the adapter watches the script's profilers.
     """
 
     framework: ClassVar[str]
     trace: ClassVar[str] = convert.XPLANE
-    entry: tuple[Any, str]
+    entry: tuple[Any, str] | None = None
 
     def is_busy(self) -> bool:
         """Return whether the script profiles."""
         raise NotImplementedError
+
+    def obstacle(self) -> str:
+        """Return why the profiler cannot start; "" if it can."""
+        return "the script was profiling" if self.is_busy() else ""
 
     def prepare(self) -> None:
         """Prepare for a window that lies ahead; the profiler was started and stopped once."""
@@ -71,10 +76,6 @@ class Profiler:
 
         It may be called again, and when nothing runs.  A session that ends with its object has stopped already.
         """
-
-    def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether the window's own session makes a call of `entry`."""
-        return False
 
     def forked(self, session: Any) -> None:
         """Keep the session that ran in the parent, if any, from being freed: that would stop it.
@@ -111,10 +112,10 @@ class DetailedWindow(Collector):
 
     def prepare(self) -> None:
         """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
-        if self._prepared or self._profiler.is_busy():
-            return
-        self._prepared = True
-        with self._session.work.doing(f"{DETAILED} window is prepared"):
+        with self._session.work.doing(f"{DETAILED} window is prepared"), self._changing:
+            if self._prepared or self._profiler.obstacle():
+                return
+            self._prepared = True
             try:
                 self._start()
             finally:
@@ -124,18 +125,27 @@ class DetailedWindow(Collector):
     def enter(self, step: int) -> None:
         """Start the profiler, unless the script profiles."""
         with self._session.work.doing(f"{DETAILED} window starts"), self._changing:
-            if self._profiler.is_busy():
-                self._session.note(DETAILED, "left out: the script was profiling")
-                self._session.guard.warn("the detailed window is left out: the script is profiling")
+            if reason := self._profiler.obstacle():
+                self._session.note(DETAILED, f"left out: {reason}")
+                self._session.guard.warn(f"the detailed window is left out: {reason}")
                 return
             self._first_step, self._steps = step, []
             try:
                 self._start()
-                self._make_way()
+                self._watch()
                 self._profiler.opened()
             except BaseException:
                 self.failed()
                 raise
+
+    @contextmanager
+    def make_way(self) -> Iterator[None]:
+        """Stop the profiler, for the script starts to profile in the block; no window stops late, or starts, meanwhile."""
+        with self._changing:
+            if self.is_open:
+                with self._session.guarded(DETAILED):
+                    self._end("cut short: the script started to profile")
+            yield
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
         """Record the start of a step; end a window that is too long."""
@@ -222,17 +232,15 @@ class DetailedWindow(Collector):
         self.leave(-1)
         self._session.schedule.end(DETAILED)
 
-    def _make_way(self) -> None:
-        """Stop when the script starts to profile: two sessions at once are an error in every framework."""
+    def _watch(self) -> None:
+        """Make way when the script starts to profile: two sessions at once are an error in every framework."""
+        if self._profiler.entry is None:
+            return
         owner, name = self._profiler.entry
-        original, running = getattr(owner, name), self._running
+        original = getattr(owner, name)
 
         def starts(*args: Any, **kwargs: Any) -> Any:
-            if self._profiler.is_own(running, args):
-                return original(*args, **kwargs)
-            with self._changing:  # no window stops late, or starts, during the start of the script's session
-                with self._session.guarded(DETAILED):
-                    self._end("cut short: the script started to profile")
+            with self.make_way():
                 return original(*args, **kwargs)
 
         self._patches.put(owner, name, starts)

@@ -104,7 +104,7 @@ def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, p
     profiler.stop = stop
     window._patches.remove()
     setattr(profiler.module, SESSION, Scripts)
-    window._make_way()
+    window._watch()
     starts = getattr(profiler.module, SESSION)  # looked up by the script before the window ends
     leaving = threading.Thread(target=window.leave, args=(-1,))
     leaving.start()
