@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 DETAILED = "detailed"
 SESSION = "ProfilerSession"  # TensorFlow's and JAX's class whose objects profile, for the script as well
+CUT_SHORT = "cut short: the script started to profile"
 MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
+WAY_SECONDS = 5.0  # that a profiler of the script, on another thread, waits for the end of the training's step
 ATTEMPTS = 5  # at stopping, each of which may be interrupted
 Steps: TypeAlias = list[tuple[int, int]]  # number within the mode, start in microseconds since the epoch; -1 is the end
 
@@ -41,12 +44,14 @@ class Profiler:
     Attributes:
         framework: name in paths.
         trace: format of its traces, for the conversion.
+        is_of_thread: only the thread on which it started can stop it.
         entry: owner and name of the function that every start of the framework's profiler calls, the script's as well;
             None if the adapter watches the script's profilers.
     """
 
     framework: ClassVar[str]
     trace: ClassVar[str] = convert.XPLANE
+    is_of_thread: ClassVar[bool] = False
     entry: tuple[Any, str] | None = None
 
     def is_busy(self) -> bool:
@@ -83,7 +88,7 @@ class Profiler:
         Its threads do not exist in the child, and their locks may be held for ever.
         """
         if session is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            _keep(session)
 
 
 class DetailedWindow(Collector):
@@ -95,6 +100,8 @@ class DetailedWindow(Collector):
         self._session = session
         self._profiler = profiler
         self._prepared = False
+        self._thread, self._over = 0, threading.Event()  # on which it started, and when it has stopped
+        self._is_asked = False  # to stop, by another thread
         self._running: Any = None  # the framework's session, while the window is open
         self._started = False  # it may run, also without a session if its start or stop was interrupted
         self._folder: Path | None = None  # of its files
@@ -141,10 +148,14 @@ class DetailedWindow(Collector):
     @contextmanager
     def make_way(self) -> Iterator[None]:
         """Stop the profiler, for the script starts to profile in the block; no window stops late, or starts, meanwhile."""
+        elsewhere = self._profiler.is_of_thread and self._thread != get_ident()
+        if elsewhere and self.is_open:
+            self._is_asked = True
+            self._over.wait(WAY_SECONDS)
         with self._changing:
             if self.is_open:
                 with self._session.guarded(DETAILED):
-                    self._end("cut short: the script started to profile")
+                    self._end(CUT_SHORT, give_up=elsewhere)
             yield
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
@@ -153,7 +164,9 @@ class DetailedWindow(Collector):
             return True
         session = self._session
         self._steps.append((session.tracker.number, session.timebase.now_us()))
-        if len(self._steps) > MAX_STEPS:
+        if self._is_asked:
+            self._end(CUT_SHORT)
+        elif len(self._steps) > MAX_STEPS:
             self._end(f"cut after {MAX_STEPS} steps")
         return False
 
@@ -182,7 +195,7 @@ class DetailedWindow(Collector):
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
         running, self._running, self._folder, self._started = self._running, None, None, False
-        self._changing = threading.RLock()
+        self._changing, self._over = threading.RLock(), threading.Event()
         self._children, self._converting = [], []
         self._patches.remove()
         self._profiler.forked(running)
@@ -212,6 +225,8 @@ class DetailedWindow(Collector):
     def _start(self) -> None:
         """Start the profiler; if an exception interrupts that, `failed` stops it."""
         self._folder = _new_folder()
+        self._thread, self._is_asked = get_ident(), False
+        self._over.clear()
         self._started = True
         self._running = with_blocked_signals(self._profiler.start, self._folder)  # threads of libraries start with it
 
@@ -225,11 +240,18 @@ class DetailedWindow(Collector):
         self._patches.remove()  # first: between the lines after it, nothing can interrupt
         running, folder = self._running, self._folder
         self._running = self._folder = None
+        self._over.set()  # what waits for that then waits for the lock
         return running, folder
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, give_up: bool = False) -> None:
         self._session.note(DETAILED, reason)
-        self.leave(-1)
+        if give_up:  # the training's thread may wait for this one
+            running, folder = self._take()
+            self._started = False
+            _keep(running)
+            shutil.rmtree(str(folder), ignore_errors=True)
+        else:
+            self.leave(-1)
         self._session.schedule.end(DETAILED)
 
     def _watch(self) -> None:
@@ -281,6 +303,11 @@ def _insist(action: Callable[[], None]) -> None:
             interrupt = error
     if interrupt is not None:
         raise interrupt
+
+
+def _keep(session: Any) -> None:
+    """Keep a framework's session from being freed, which would stop it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _new_folder() -> Path:

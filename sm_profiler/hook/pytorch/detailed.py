@@ -173,6 +173,7 @@ class TorchProfiler(Profiler):
 
     framework = "pytorch"
     trace = KINETO
+    is_of_thread = True
 
     def __init__(self, session: Session, torch: Any, forwards: Forwards, scripts: ScriptProfilers) -> None:
         self._session = session
