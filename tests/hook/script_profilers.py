@@ -87,7 +87,9 @@ def on_a_thread(train):
 
     def work():
         begins.wait()
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=2)) as it:
+        with torch.profiler.profile(
+            activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=2)
+        ) as it:
             for _ in range(2):
                 torch.nn.functional.linear(torch.ones(1, 2), torch.ones(2, 2), torch.ones(2))
                 it.step()
