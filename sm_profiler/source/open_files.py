@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.process_end import KILLED
 from sm_profiler.formats.trace_recovery import (
     MAX_LEFT_BYTES,

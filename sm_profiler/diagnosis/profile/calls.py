@@ -342,7 +342,14 @@ def _compiled_once(first: float, loop: Loop) -> Saving | None:
     lost = again * ((total + beyond) / total) + collected
     taken = (AGAIN, COLLECTING, "compiled", "forward", "backward")
     first = min(first, loop.once)
-    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0, once=(first * least, first * value, first))
+    return Saving(
+        lost * value,
+        least / value,
+        most / value * max(whole / total, 1.0),
+        taken,
+        error=0.0,
+        once=(first * least, first * value, first),
+    )
 
 
 def collections(case: Case) -> Found | None:

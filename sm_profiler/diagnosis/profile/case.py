@@ -125,8 +125,14 @@ class Case:
     def _compiled_before(self, rank: Rank) -> float:
         """Return the seconds in which functions are compiled before the first training step: to make the model."""
         first = float(rank.steps[rank.train].start[0]) / 1e6
-        own = [one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first]
-        return float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1]) if own else 0.0
+        own = [
+            one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first
+        ]
+        return (
+            float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1])
+            if own
+            else 0.0
+        )
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -443,7 +443,9 @@ class PerSample:
             for part, indirect in zip(limits.SAVED, limits.PART_SAVED_INDIRECT, strict=False)
         )
         certain = self.between * limits.SAVED[0] / value
-        return Saving(loop.now * value, low / value, (self.between + self.backward) / value, (*REST, "backward"), certain=certain)
+        return Saving(
+            loop.now * value, low / value, (self.between + self.backward) / value, (*REST, "backward"), certain=certain
+        )
 
 
 def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:

@@ -194,7 +194,10 @@ class Loop:
         share, certain = saving.share(rows, self.blocks, self.training)
         high = max(min(share.high, limits.MOST_SAVED - self.saved), share.value)
         later = 1 - min(self.once / self.whole, 1.0)
-        found = (part * later + once / self.whole for part, once in zip((share.low, share.value, high), saving.once, strict=True))
+        found = (
+            part * later + once / self.whole
+            for part, once in zip((share.low, share.value, high), saving.once, strict=True)
+        )
         return after, Interval(*(min(part, limits.MOST_SAVED) for part in found)), certain
 
 

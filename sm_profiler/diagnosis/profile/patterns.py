@@ -447,7 +447,9 @@ def _grown(case: Case, rank: Rank, change: Change) -> dict[str, float]:
     if not slow.any() or slow.all():
         return {}
     grown = {name: max(float(row[slow].mean() - row[~slow].mean()), 0.0) for name, row in case.loop.left.items()}
-    order = sorted((name for name in grown if grown[name] > limits.SHOWN * sum(grown.values())), key=lambda name: -grown[name])
+    order = sorted(
+        (name for name in grown if grown[name] > limits.SHOWN * sum(grown.values())), key=lambda name: -grown[name]
+    )
     return {name: grown[name] / sum(grown[one] for one in order) for name in order}
 
 
