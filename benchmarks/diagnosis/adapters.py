@@ -57,6 +57,7 @@ class Named:
         headline: the profiler's own words.
         share: lost part of the time.
         rank: process that it blames, `algo-1-0`.
+        saved: share of the loop that its repair saves at least, usually and at most, or None.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Named:
     headline: str = ""
     share: float = 0.0
     rank: str = ""
+    saved: tuple[float, float, float] | None = None
 
 
 @attrs.frozen
@@ -142,11 +144,12 @@ class Ours:
 def _ours(finding: dict) -> Named:
     gain = finding.get("gain")
     speedup = (gain["speedup"]["low"], gain["speedup"]["high"]) if gain else None
+    saved = tuple(gain["share_of_loop"][end] for end in ("low", "value", "high")) if gain else None
     places = tuple(
         Place(line["file"], line["line"], line["function"], line["share"]) for line in finding.get("where", ())
     )
     share, rank = finding["share_of_time"], finding["evidence"][0]["where"] if finding["evidence"] else ""
-    return Named(finding["class"], finding["confidence"], places, speedup, finding["headline"], share, rank)
+    return Named(finding["class"], finding["confidence"], places, speedup, finding["headline"], share, rank, saved)
 
 
 class TraceML:

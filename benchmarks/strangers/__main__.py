@@ -34,6 +34,8 @@ from benchmarks.diagnosis.manifest import NEAR
 from benchmarks.diagnosis.scoring import inside, part, spread_of
 from benchmarks.diagnosis.table import gains, markdown, share
 from benchmarks.strangers.truth import Stranger, strangers
+from sm_profiler.diagnosis.limits import MOST_SAVED
+from sm_profiler.diagnosis.model import Interval
 
 TOOK = re.compile(r"training took ([\d.]+) s")
 
@@ -136,13 +138,15 @@ def line_right(stranger: Stranger, found: Named) -> bool:
 
 
 def together(found: Sequence[Named]) -> tuple[float, float] | None:
-    """Return the speedup of all these repairs: the shares of the time that they save add up, and their errors are independent."""
-    shares = [(1 - 1 / each.speedup[0], 1 - 1 / each.speedup[1]) for each in found if each.speedup]
-    if not shares:
-        return None
-    middle, error = sum(low + high for low, high in shares) / 2, math.hypot(*(high - low for low, high in shares)) / 2
-    low, high = (1 / max(0.01, 1 - part) for part in (middle - error, middle + error))
-    return low, high
+    """Return the speedup of all these repairs: the shares of the loop that they save add up, and their errors are independent."""
+    gains = [each for each in found if each.speedup]
+    shares = [each.saved for each in gains if each.saved and each.saved[1] > 0]  # a start has none of the loop
+    if len(shares) <= 1:
+        return gains[0].speedup if gains else None
+    value = sum(one[1] for one in shares)
+    below, above = (math.hypot(*(one[1] - one[end] for one in shares)) for end in (0, 2))
+    speedup = Interval(*(min(part, MOST_SAVED) for part in (value - below, value, value + above))).speedup
+    return speedup.low, speedup.high
 
 
 def judged(stranger: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
@@ -154,7 +158,9 @@ def judged(stranger: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
     both = stranger.also and all(
         any(named.kind in group for named in every) for group in (stranger.expected, stranger.also)
     )
-    gain, spread = together(found), spread_of(row.speedups, row.load)
+    # The repaired variant repairs both of two problems: if one is named alone, its gain cannot be compared.
+    gain = None if stranger.also and not both else together(found)
+    spread = spread_of(row.speedups, row.load)
     return attrs.evolve(
         row,
         got=main.kind,

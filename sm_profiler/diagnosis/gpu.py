@@ -30,7 +30,9 @@ COMPUTE, PLAIN, ELEMENTWISE, DOMINANT = (
 )  # fmt: skip
 COPIES, INPUT, WAITED = "copies", "waiting for data", "idle after a wait for the GPU"
 LAUNCHES, QUEUED, ONCE = "idle before a late launch", "idle with work queued", "idle in a few long gaps"
+ALLOCATING = "idle while its memory is freed and allocated"
 ON_DEVICE = "Copies within the device"  # label of TRANSFER_BOUND if they are
+EMPTIED = "GPU memory freed and allocated in each step"  # label of ALLOCATOR in traces
 COMPUTING = (COMPUTE, PLAIN, ELEMENTWISE, DOMINANT)
 
 
@@ -59,6 +61,7 @@ CAUSES = (
     GpuCause(Class.INITIALIZATION_BOUND, "once", (ONCE,), "GPU idle in a few long gaps"),
     GpuCause(Class.INPUT_BOUND, "input", (INPUT,), "GPU idle during data loading", on_host=True),
     GpuCause(Class.SYNC_BOUND, "sync", (WAITED,), "GPU idle after the host waited for it", on_host=True),
+    GpuCause(Class.ALLOCATOR, "allocation", (ALLOCATING,), "GPU idle while its memory is freed and allocated"),
     GpuCause(Class.HOST_BOUND, "launch", (LAUNCHES,), "GPU idle while the host launches", on_host=True),
     GpuCause(Class.COMMUNICATION_BOUND, "communication", (TRANSFER, MEETING), "communication without computation"),
     GpuCause(Class.TRANSFER_BOUND, "copies", (COPIES,), "copies while nothing else runs"),
@@ -131,7 +134,7 @@ def _of_rank(rank: RankTime, waited: float, *, dominant: str) -> RankLedger:
     seconds = {
         COMPUTE: compute - sum(kinds.values()), **kinds, TRANSFER: us["exposed_communication"] - waited, MEETING: waited,
         COPIES: us["exposed_copies"], INPUT: us["idle_input"], WAITED: us["idle_sync"], LAUNCHES: us["idle_launch"],
-        QUEUED: us["idle_queued"], ONCE: us["idle_once"],
+        ALLOCATING: us["idle_allocation"], QUEUED: us["idle_queued"], ONCE: us["idle_once"],
     }  # fmt: skip
     of_step = {name: np.array([spent / 1e6]) for name, spent in seconds.items()}
     return RankLedger.of(str(rank.rank), np.zeros(1, np.int64), np.array([us["total"] / 1e6]), of_step)
@@ -263,7 +266,7 @@ def _finding(cause: GpuCause, traced: Traced, share: float, enough: float, certa
     return Finding(
         cause.kind, GPU_HEADLINES[text].format_map(words), (*evidence, *more), GPU_ADVICE[words.pop("advice", text)].format_map(words),
         share, confidence=_confidence(traced, certain, _doubt(cause, traced)), where=_where(ranks, cause.name),
-        label=ON_DEVICE if text == "copies_on_device" else "",
+        label={"copies_on_device": ON_DEVICE, "allocation": EMPTIED}.get(text, ""),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ SAVED = (0.86, 0.96, 1.0)  # of calls and exceptions: a rare or shorter one is l
 PART_SAVED_INDIRECT = (0.5, 0.8)  # at least and usually, of a share that was not measured directly
 EVICTED = 0.2  # of what is saved; what code between the parts of a step evicts from caches costs about as much more
 KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % on an H100, fusing elementwise operators 83 %
-    "INPUT_BOUND": (0.7, 0.9, 1.0), "SYNC_BOUND": (0.5, 0.8, 1.0), "HOST_BOUND": (0.3, 0.65, 0.9),
+    "INPUT_BOUND": (0.7, 0.9, 1.0), "SYNC_BOUND": (0.5, 0.8, 1.0), "HOST_BOUND": (0.3, 0.65, 1.0), "ALLOCATOR": (0.5, 0.8, 1.0),
     "COMMUNICATION_BOUND": (0.3, 0.55, 0.8), "TRANSFER_BOUND": (0.5, 0.8, 1.0), "TENSOR_CORES_UNUSED": (0.4, 0.6, 0.85),
     "MEMORY_BANDWIDTH_BOUND": (0.3, 0.5, 0.9), "DOMINANT_KERNEL": (0.2, 0.4, 0.7),
 }  # fmt: skip

@@ -33,6 +33,7 @@ class Saving:
         strict: take them from these activities only.
         certain: factor of what is saved in any case; default: `low`.
         error: standard error of the seconds, as a share of them; default: that of the finding.
+        bound: seconds in which its samples lie; however few they are, no more of them can be saved.
         evicts: other code runs between the parts of a step, which find their caches empty after it.
         once: seconds of what happens once, in the first steps, that it saves at least, usually and at most.
     """
@@ -44,6 +45,7 @@ class Saving:
     strict: bool = False
     certain: float | None = None
     error: float | None = None
+    bound: float = math.inf
     evicts: bool = False
     once: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -92,7 +94,8 @@ class Saving:
         # The rest differs by chance in another run, and what evicts its caches does so more often, the more of it there is.
         most = min(value * self.high, 1.0)
         faster = limits.EVICTED * most if self.evicts else _spread(varying)
-        high = most + math.hypot(blocks.error_of_part(seconds)[1], chance, faster * (1 - most))
+        unseen = min(chance, max(self.bound / total - value, 0.0))
+        high = most + math.hypot(blocks.error_of_part(seconds)[1], unseen, faster * (1 - most))
         return Interval(min(max(low, 0.0), value), value, max(min(high, limits.MOST_SAVED), value)), certain
 
 

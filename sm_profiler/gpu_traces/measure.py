@@ -63,6 +63,8 @@ ONCE_SHARE, ONCE_TIMES = 0.2, 100
 ONCE_MOST = 3
 # Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
 ELSEWHERE_US = 1000.0
+# Calls that ask the driver for memory of the device, and that return it; torch keeps what is freed, for the next allocation.
+ALLOCATES, FREES = re.compile(r"^(cuda|hip)Malloc$"), re.compile(r"^(cuda|hip)Free$")
 LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
 
 
@@ -143,8 +145,8 @@ class RankTime:
         us: microseconds, by what they are:
             `total`: from the first kernel to the last; `compute`: a computation ran; `exposed_communication`: communication
             ran, and no computation; `exposed_copies`: only copies ran; nothing ran, and the host loaded data (`idle_input`),
-            had waited for the device (`idle_sync`), was busy in a few very long gaps (`idle_once`), launched too slowly
-            (`idle_launch`), or had launched already (`idle_queued`); `idle_unrecorded`: the part of `idle_launch` in which
+            had waited for the device (`idle_sync`), was busy in a few very long gaps (`idle_once`), freed and allocated memory
+            of the device in each step (`idle_allocation`), launched too slowly (`idle_launch`), or had launched already (`idle_queued`); `idle_unrecorded`: the part of `idle_launch` in which
             the host ran nothing that torch records, for longer than the Python between two operators takes;
             `idle_boundary`: the part of `idle_input` between two steps, likewise; sums of kernels that multiply matrices
             (`matmul`), of those known to use no tensor cores (`matmul_plain`), and of those that compute element by element
@@ -158,7 +160,7 @@ class RankTime:
         short: share of the launches whose kernel is shorter than the call.
         signs: what the events show of the program: `stacks` (functions of Python were recorded, which slows the host), `backward`,
             `half precision`, `fused attention`, `convolution`, `compiled`.
-        lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
+        lines: cause (`input`, `sync`, `once`, `allocation`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
             `compute`) → what costs most of it.
     """
 
@@ -304,8 +306,14 @@ def _idle(
     left = host - input_us - sync_us
     quiet = np.clip(left - _worked(events, start, end, (ANNOTATION, OPERATOR, RUNTIME)), 0.0, None)
     quiet = np.where(_begins_step(events, start, end), quiet, 0.0)
-    launch_us = left - quiet
-    unrecorded = np.clip(launch_us - _worked(events, start, end, (OPERATOR, RUNTIME)), 0.0, None)
+    once = _once(gap, float(busy[1][-1] - busy[0][0]), len(np.unique(events.name.codes[step_rows(events)])))
+    allocating = _allocations(events) if not once.any() else np.zeros(0, np.intp)  # first calls fill the cache
+    of_allocating = intervals.covered(
+        start, end, intervals.union(events.start_us[allocating], events.end_us[allocating])
+    )
+    allocation = np.minimum(of_allocating, left - quiet)
+    launch_us = left - quiet - allocation
+    unrecorded = np.clip(left - quiet - _worked(events, start, end, (OPERATOR, RUNTIME)), 0.0, None)
     unrecorded = np.where(unrecorded >= ELSEWHERE_US, unrecorded, 0.0)
     gaps = intervals.union(start, end)
     in_gaps = intervals.covered(events.start_us[loading], events.end_us[loading], gaps)
@@ -319,15 +327,27 @@ def _idle(
     rows = launch[first]
     middle = (start + end) / 2
     lines["launch"] = of.of(of.callers.operators(rows), rows, launch_us, middle)
-    once = _once(gap, float(busy[1][-1] - busy[0][0]), len(np.unique(events.name.codes[step_rows(events)])))
     lines["once"] = of.of(of.callers.operators(rows[once]), rows[once], launch_us[once], middle[once])
+    host_in_gaps = intervals.covered(events.start_us[allocating], events.end_us[allocating], gaps)
+    lines["allocation"] = of.of(allocating, allocating, host_in_gaps)
     start_up = float(launch_us[once].sum())
     idle = {
         "idle_input": float(input_us.sum()) + float(quiet.sum()), "idle_sync": float(sync_us.sum()), "idle_once": start_up,
-        "idle_launch": float(launch_us.sum()) - start_up, "idle_queued": float(gap[is_queued].sum()),
+        "idle_allocation": float(allocation.sum()), "idle_launch": float(launch_us.sum()) - start_up, "idle_queued": float(gap[is_queued].sum()),
         "idle_unrecorded": float(unrecorded[~once].sum()), "idle_boundary": float(quiet.sum()),
     }  # fmt: skip
     return idle, lines
+
+
+def _allocations(events: KinetoColumns) -> Numbers:
+    """Return the calls that free and allocate memory of the device, if each marked step has both.
+
+    A loop that runs keeps its memory.
+    """
+    calls = events.category == RUNTIME
+    found = [np.flatnonzero(calls & events.name.mask(lambda name, kind=kind: kind.search(name) is not None)) for kind in (ALLOCATES, FREES)]
+    steps = len(step_rows(events))
+    return np.concatenate(found) if 0 < steps <= min(map(len, found)) else found[0][:0]
 
 
 def _worked(events: KinetoColumns, start: Floats, end: Floats, categories: tuple[int, ...]) -> Floats:

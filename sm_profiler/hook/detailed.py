@@ -76,6 +76,15 @@ class Profiler:
         """Stop profiling; return what writes the trace to a file, on another thread."""
         raise NotImplementedError
 
+    def detach(self) -> None:
+        """Have the stop that follows remove what else would slow the training down after it.
+
+        Not called if the script starts to profile at that moment.
+        """
+
+    def beat(self) -> None:
+        """Called once a second, on the recorder's thread."""
+
     def abandon(self) -> None:
         """Stop what an exception of the script has left running that came while the profiler started or stopped.
 
@@ -178,6 +187,8 @@ class DetailedWindow(Collector):
                 return
             try:
                 with _removed_on_error(folder):
+                    if step >= 0:  # neither cut short nor at the end of the training
+                        self._profiler.detach()
                     write = self._stop(running)
             except BaseException:
                 self.failed()
@@ -187,6 +198,7 @@ class DetailedWindow(Collector):
 
     def beat(self) -> None:
         """Record conversions that have ended: on a machine without a free core, they compete with the training."""
+        self._profiler.beat()
         for child, start_ns in [entry for entry in self._converting if entry[0].poll() is not None]:
             self._converting.remove((child, start_ns))
             work = self._session.work

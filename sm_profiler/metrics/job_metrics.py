@@ -199,6 +199,7 @@ class JobMetrics:
         memory: process → (seconds, bytes) of its resident memory.
         batch_size: samples of a batch of the loader, if known.
         samples_per_step: samples that the model was given in a training step, on average, if known.
+        padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
         records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
         usage: process → its CPU time and page faults over time.
@@ -232,6 +233,7 @@ class JobMetrics:
     types_by_node: Mapping[str, str] = attrs.field(factory=dict)
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
+    padding: tuple[float, float] | None = None
     ending: JobEnd = attrs.field(factory=JobEnd)
     between_attempts: float = 0.0
 
@@ -529,9 +531,14 @@ def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _samples_per_step(metadata: tuple[dict[str, Any], ...]) -> float | None:
+def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None:
+    whole, of_all = _mean(metadata, "padding"), _mean(metadata, "padding_of_all")
+    return None if whole is None else (min(whole, 1.0), min(of_all or 0.0, whole, 1.0))
+
+
+def _mean(metadata: tuple[dict[str, Any], ...], key: str) -> float | None:
     """Return the mean over the processes; None if one did not record it."""
-    counts = [one.get("samples_per_step") for one in metadata]
+    counts = [one.get(key) for one in metadata]
     known = [float(one) for one in counts if isinstance(one, (int, float)) and one > 0]
     return float(np.mean(known)) if known and len(known) == len(counts) else None
 
@@ -543,11 +550,15 @@ def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> L
 
 
 def _warm_span(ranks: Sequence[Rank], span: tuple[float, float]) -> tuple[float, float]:
-    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it."""
+    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it.
+
+    These steps may take longer than all others together, as where cuDNN tries its algorithms first.
+    """
     steps = int(thresholds.WARM_UP_STEPS)
-    starts = [float(rank.iterations.start[steps]) for rank in ranks if len(rank.iterations) > steps and not rank.judged]
-    start = max(starts, default=span[0]) + thresholds.GPU_LAG_S
-    return (start, span[1]) if span[1] - start >= thresholds.WARM_LEFT * (span[1] - span[0]) else span
+    started = [rank for rank in ranks if len(rank.iterations) > steps and not rank.judged]
+    start = max((float(rank.iterations.start[steps]) for rank in started), default=span[0]) + thresholds.GPU_LAG_S
+    left = min((1 - steps / len(rank.iterations) for rank in started), default=1.0)
+    return (start, span[1]) if left >= thresholds.WARM_LEFT and span[1] - start >= thresholds.GPU_LAG_S else span
 
 
 def measure_job(  # most are optional parts
@@ -651,7 +662,8 @@ def measure_job(  # most are optional parts
         functions=functions,
         types_by_node=types_by_node or {},
         others_gpus=others,
-        samples_per_step=_samples_per_step(metadata),
+        samples_per_step=_mean(metadata, "samples_per_step"),
+        padding=_padding(metadata),
         ending=ending,
         between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.parts import PartTable
-from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column, columns
+from sm_profiler.metrics.step_rows import EVAL, PREDICT, TRAIN, StepRows, column, columns
 from sm_profiler.metrics.step_sample import Judged, Totals
 
 
@@ -58,34 +58,50 @@ def forward_only(rows: StepRows) -> Mask:
 def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = ()) -> Mask:
     """Return the steps without gradients that are part of the training step after them.
 
-    They are if a few of them come before each training step, or each second one (the two networks of a GAN), and read no
-    batches of their own. Evaluation comes in longer runs, or more rarely, or switches its model to eval() mode before.
+    They are if they come before each training step, or each second one (the two networks of a GAN), and read no batches of
+    their own. Evaluation comes more rarely, or switches its model to eval() mode once before, or in long runs of whole
+    batches; a model that acts is given less at a time, and may be switched for each act. What a framework was asked to
+    predict is compared with nothing: before each training step, the script learns from it, or acts.
 
     Args:
         rows: steps of a process.
         switches: how often a model was switched from training to eval() mode.
         breaks: rows before which steps are missing.
     """
-    without = rows.mode == EVAL
+    predicts = rows.mode == PREDICT
+    without = predicts | (rows.mode == EVAL)
     goes_on = np.append(without[1:], False)
     goes_on[np.asarray(breaks, np.int64) - 1] = False
     first = np.flatnonzero(without & ~np.append(False, (without & goes_on)[:-1]))
     last = np.flatnonzero(without & ~goes_on)
-    few = (last - first < thresholds.FORWARDS_IN_STEP) & ~np.isin(last + 1, (*breaks, len(rows)))
+    others = np.append(0, np.cumsum(~predicts))
+    asked = others[last + 1] == others[first]
+    few = (asked | _acts(rows) | (last - first < thresholds.FORWARDS_IN_STEP)) & ~np.isin(
+        last + 1, (*breaks, len(rows))
+    )
     edges = np.zeros(len(rows) + 1, np.int64)
     edges[first[few]], edges[last[few] + 1] = 1, -1
     found: Mask = np.cumsum(edges[:-1]) > 0
     steps = np.diff(np.cumsum(rows.mode == TRAIN)[first[few]])  # of training, from one run to the next
-    ran = found & (rows.seconds("forward") > 0)
+    ran = found & (rows.seconds("forward") > 0) & ~predicts
     loads = np.count_nonzero(ran & (rows.seconds("wait") > 0)) > thresholds.IN_TURNS * np.count_nonzero(ran)
     is_part = (
         len(steps) >= thresholds.MIN_STEPS
         and float(np.mean(steps <= thresholds.STEPS_IN_TURN)) >= thresholds.NEARLY_ALL
-        and switches < thresholds.IN_TURNS * len(steps)
+        and not thresholds.IN_TURNS <= switches / len(steps) < thresholds.STEPS_IN_TURN
         and not loads
-        and bool((rows.seconds("forward") > 0).any())  # of a framework whose forwards can be seen
+        and bool(((rows.seconds("forward") > 0) | predicts).any())  # of a framework whose forwards can be seen
     )
     return found if is_part else np.zeros(len(rows), np.bool_)
+
+
+def _acts(rows: StepRows) -> bool:
+    """Return whether forwards without gradients are given much less than those of training steps, as they take less time."""
+    spent, train = rows.seconds("forward"), rows.mode == TRAIN
+    known = spent > 0
+    if not (known & train).any() or not (known & ~train).any():
+        return False
+    return bool(np.median(spent[known & ~train]) < thresholds.IN_TURNS * np.median(spent[known & train]))
 
 
 def with_evaluations(rows: StepRows, to_eval: Sequence[float], to_train: Sequence[float]) -> StepRows:
@@ -152,7 +168,7 @@ def judged_by_role(found: Judged, switches: float) -> Judged:
     if not inside.any():
         return found
     rows, ends = joined_to_next(found.rows, inside), np.flatnonzero(~inside)
-    left = (found.rows.mode[ends] == EVAL).sum() / (found.rows.mode == EVAL).sum()
+    left = (found.rows.mode[ends] != TRAIN).sum() / (found.rows.mode != TRAIN).sum()
     before, after, totals = Totals.of(found.rows), Totals.of(rows), found.totals
     grown = {
         name: getattr(totals, name) + (getattr(after, name) - getattr(before, name)) * found.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import attrs
@@ -223,11 +224,16 @@ class Stalls:
 def find_stalls(iterations: Iterations) -> Stalls:
     """Find the long iterations, without those of the warm-up.
 
-    On a busy machine all steps vary, and a repeated stall may not be visible in whole iterations but in the part that it
-    hits. So each part is searched for a period if whole iterations have none.
+    On a busy machine all steps vary, and a repeated stall may not be visible in single iterations, but in the rank of all
+    of its period, or in the part that it hits. So both are searched for a period if long iterations have none.
     """
     found = _long_in(iterations, iterations.length)
-    if found.period is not None or len(iterations) < thresholds.MIN_STEPS or not iterations.known.all():
+    if found.period is not None or len(iterations) < thresholds.MIN_STEPS:
+        return found
+    regular = _at_intervals(iterations)
+    if regular is not None and regular.share >= max(thresholds.FLOOR, found.share * thresholds.PERIOD_COST):
+        return regular
+    if not iterations.known.all():
         return found
     by_part = [_long_in(iterations, iterations.of(key)) for key in parts.iteration_keys()]
     periodic = [one for one in by_part if one.period is not None and one.exact]
@@ -247,6 +253,40 @@ def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:
         share = float(beyond[shorter].sum() / beyond.sum()) if beyond.sum() > 0 else 1.0
         excess = excess * share + float((judged.longest - found.median).sum())
     return attrs.evolve(found, excess=excess, collected=found.collected * judged.scale)
+
+
+def _at_intervals(iterations: Iterations) -> Stalls | None:
+    """Find the period whose iterations rank highest among all by their length; None if they may do so by chance.
+
+    They need not be twice as long as others, unless they are so in the passes: a quarter more there is how loops work that
+    add up gradients, or train two networks in turns.
+    """
+    warm = iterations.index >= thresholds.WARM_UP_STEPS
+    index, length, middle = iterations.index[warm], iterations.length[warm], float(np.median(iterations.length))
+    count = len(index)
+    if count < thresholds.MIN_STEPS or length.mean() - middle < thresholds.FLOOR * length.mean():
+        return None
+    rank, best = length.argsort(kind="stable").argsort(kind="stable") + 1.0, (0.0, 1, 0)
+    for period in range(2, min(count // int(thresholds.PERIOD_REPEATS), MAX_CANDIDATES) + 1):
+        own = index % period
+        each = np.bincount(own, minlength=period)
+        tested = (each >= thresholds.PERIOD_REPEATS) & (each < count)
+        error = np.sqrt((count + 1) * (count - each) / (12 * np.maximum(each, 1)))
+        beyond = np.bincount(own, rank, period) / np.maximum(each, 1) - (count + 1) / 2
+        sigmas = np.where(tested, beyond / np.maximum(error, 1e-12), 0.0)
+        best = max(best, (float(sigmas.max()), period, int(sigmas.argmax())))
+    sigmas_of_best, period, residue = best
+    long = (iterations.index % period == residue) & (iterations.index >= thresholds.WARM_UP_STEPS)
+    chance = (1 - NormalDist().cdf(sigmas_of_best)) * period * (period + 1) / 2
+    if chance > thresholds.PERIOD_CHANCE or not long.any() or long.mean() > thresholds.MANY_LONG:
+        return None
+    typical, usual = float(np.median(iterations.length[long])), float(np.median(iterations.length[~long]))
+    excess, total = (typical - usual) * int(long.sum()), float(iterations.length.sum())
+    grown, agreement = _grown_parts(iterations, long)
+    if typical < thresholds.LONG_STEP * usual and grown[0] not in ("outside", "wait", parts.DECLARED):
+        return None
+    collected = float(np.minimum(iterations.gc[long], typical - usual).sum())
+    return Stalls(long, middle, excess, excess / total, period, True, grown[0], typical, agreement, collected, grown)
 
 
 def _long_in(iterations: Iterations, values: Floats) -> Stalls:

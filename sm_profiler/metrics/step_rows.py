@@ -15,7 +15,7 @@ from sm_profiler.metrics import parts
 from sm_profiler.metrics.parts import PartTable
 
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
-TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
+TRAIN, EVAL, PREDICT = (MODES.index(name) for name in ("TRAIN", "EVAL", "PREDICT"))  # as in StepRows.mode
 # columns beside the parts of the loop: of garbage collections; of the profiler's own work in an iteration, and inside
 # its step; of the script's own phases inside the step
 GC, OWN, OWN_IN_STEP, DECLARED_IN_STEP = "gc", "own", "own in step", "declared in step"

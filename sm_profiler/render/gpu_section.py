@@ -50,6 +50,7 @@ PARTS = (
     GpuPart("idle_input_us", "Idle: data loading"),
     GpuPart("idle_sync_us", "Idle: after a wait for the GPU"),
     GpuPart("idle_once_us", "Idle: a few long gaps"),
+    GpuPart("idle_allocation_us", "Idle: its memory is freed and allocated"),
     GpuPart("idle_launch_us", "Idle: slow launches"),
     GpuPart("idle_queued_us", "Idle: queued work"),
 )

@@ -46,6 +46,7 @@ _SHOWN_LAST = {
     "logging": ("sand", "L"), "callbacks": ("olive", "K"), "saving": ("plum", "S"), "compiling": ("steel", "J"),
     "compiling again": ("steel", "A"), "garbage collection": ("brick", "G"), "evaluation": ("violet", "E"),
     "idle after a wait for the GPU": ("rose", "S"), "idle before a late launch": ("steel", "L"),
+    "idle while its memory is freed and allocated": ("brick", "A"),
     "idle in a few long gaps": ("sand", "G"), "idle with work queued": ("grey", "q"),
     "other code": ("rose", "x"), "step": ("grey", "."), "unseen": ("pale", "?"),
 }  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
 from sm_profiler.diagnosis.gpu import Traced, decide_traces
 from sm_profiler.diagnosis.ledger import Totals
@@ -23,6 +23,7 @@ from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, 
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.verdict import decide, priced
+from sm_profiler.diagnosis.repairing import not_certain
 from sm_profiler.errors import SourceError
 from sm_profiler.folding import Slice, error_line, run_folds, run_sliced
 from sm_profiler.formats.columns import EventColumns
@@ -69,7 +70,9 @@ __all__ = [
 ]
 
 # What the profiler that records a window does not change: it slows down the host, not the kernels.
-OF_KERNELS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL)
+OF_WINDOWS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL, Class.ALLOCATOR)
+OF_HOST = (Class.HOST_BOUND, Class.SYNC_BOUND, Class.INPUT_BOUND)
+SLOWED = "the window's profiler slows the host down"
 MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
 MAX_TRACE_BYTES = 2 << 30  # of these files
 BETWEEN = "between"  # the sampler's name of the time in a step but in none of its phases
@@ -130,8 +133,9 @@ def read_windows(source: Any) -> Windows | None:
 def add_windows(report: Report, source: Any) -> Report:
     """Return a report with what the windows of a `ProfileSource` show of the GPUs, if these worked in them.
 
-    Findings about the kernels themselves are added. If a loop is limited by its GPU, the first of them leads: it is what
-    the GPU is slow at. Beside other findings they have no gain: the others' gains cover the whole loop, and these would
+    Findings about the kernels themselves are added, and about allocations, which take as long without a profiler. If a loop
+    is limited by its GPU, the first of them leads: it is what the GPU is slow at. If the GPU is mostly idle, and the loop
+    does not show why, it is what the host does in the windows. Beside other findings they have no gain: the others' gains cover the whole loop, and these would
     claim parts of the same seconds.
     """
     windows = read_windows(source)
@@ -146,10 +150,17 @@ def add_windows(report: Report, source: Any) -> Report:
     found = [
         replace(finding, headline=f"In the detailed windows: {finding.headline}")
         for finding in (judged.main, *judged.also)
-        if finding.kind in OF_KERNELS and finding.kind not in known
+        if finding.kind in OF_WINDOWS and finding.kind not in known
     ]
-    if verdict.main.kind is Class.COMPUTE_BOUND and found and found[0].confidence != "low":
+    leads = verdict.main.kind is Class.COMPUTE_BOUND or (
+        verdict.main.kind is Class.BALANCED and found and found[0].kind is Class.ALLOCATOR
+    )
+    if leads and found and found[0].confidence != "low":
         verdict = attrs.evolve(verdict, main=found.pop(0))  # no other gain is there to claim the same seconds
+    idle = verdict.main.kind is Class.BALANCED and verdict.main.label == MOSTLY_IDLE
+    if idle and judged.main.kind in OF_HOST and judged.main.confidence != "low":
+        main = not_certain(judged.main, SLOWED)
+        verdict = attrs.evolve(verdict, main=replace(main, headline=f"In the detailed windows: {main.headline}"))
     added = (replace(finding, gain=None) for finding in found)
     return attrs.evolve(report, verdict=attrs.evolve(verdict, also=(*verdict.also, *added)))
 

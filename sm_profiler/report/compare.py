@@ -98,7 +98,7 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     value = sum(one.value for one in shares)
     low = max(value - math.hypot(*(one.value - one.low for one in shares)), 0.0)
     high = min(value + math.hypot(*(one.high - one.value for one in shares)), max(value, 0.99))
-    predicted = Interval(*(1 / (1 - one) for one in (low, value, high)))
+    predicted = Interval(low, value, high).speedup
     findings = tuple(finding.kind.value for finding, _ in group)
     return Prediction(findings, repaired, predicted, measured if repaired else None)
 

@@ -385,6 +385,7 @@ class GpuTrace(TypedDict):
     idle_input_us: float
     idle_sync_us: float
     idle_once_us: float
+    idle_allocation_us: float
     idle_launch_us: float
     idle_queued_us: float
     exposed_us: float

@@ -46,7 +46,8 @@ def test_no_script_states_its_problem():
 
 
 def named(kind, line=0, gain=None, confidence="high"):
-    return Named(kind, confidence, (Place("/x/train.py", line, "f"),) if line else (), gain)
+    saved = gain and (1 - 1 / gain[0], (1 - 1 / gain[0] + 1 - 1 / gain[1]) / 2, 1 - 1 / gain[1])
+    return Named(kind, confidence, (Place("/x/train.py", line, "f"),) if line else (), gain, saved=saved)
 
 
 def test_judges_class_line_and_gain():
@@ -67,9 +68,11 @@ def test_of_two_problems_either_may_lead_and_their_gains_are_combined():
     first, second = named("CHECKPOINTING", gain=(1.25, 1.25)), named("INPUT_BOUND", gain=(1.25, 2.0))
     both = judged(one, row, Diagnosis(first, (second,)))
     assert (both.right, both.also_right, both.gain_right) == (True, True, True)
-    assert both.gain == pytest.approx((1 / 0.6, 1 / 0.3))  # one of them is exact
+    assert both.gain == pytest.approx((1 / 0.6, 1 / 0.3), rel=0.05)  # one of them is exact
+    assert both.gain[0] < 1 / 0.6 < 1 / 0.3 < both.gain[1]  # two runs differ by chance
     half = judged(one, row, Diagnosis(first))
-    assert (half.right, half.also_right) == (True, False)
+    assert (half.right, half.also_right, half.gain, half.gain_right) == (True, False, None, None)
+    assert together([second]) == (1.25, 2.0)
     assert together([named("MEMORY_GROWTH")]) is None
 
 

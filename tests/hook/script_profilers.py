@@ -197,7 +197,7 @@ def main():
         usual = training.seen(kind)
         for start in (*STARTS, OLDER):
             found = training.hooked(kind, start)
-            print(json.dumps({"kind": kind, "start": start, "usual": usual, **found}), flush=True)
+            print(json.dumps({"kind": kind, "start": start, "usual": usual, **found}), flush=True)  # noqa: T201
 
 
 main()

@@ -1,6 +1,7 @@
 """The window of TensorFlow's and JAX's profilers: it stops once, on whichever thread, and never in a forked child."""
 
 import gc
+import os
 import threading
 import weakref
 from contextlib import nullcontext
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from sm_profiler.hook.detailed import SESSION, DetailedWindow, Profiler
+from sm_profiler.hook.pytorch import detailed as pytorch_detailed
+from sm_profiler.hook.pytorch.detailed import TEARDOWN, TEARDOWN_NS
 
 
 class Running:
@@ -136,3 +139,35 @@ def test_a_profiler_that_cannot_be_stopped_leaves_no_folder(window, profiler):
     assert not profiler.folders[0].exists()
     assert window._session.tasks == []
     window.leave(-1)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "set_by_script", "during"),
+    [("12.6", None, "1"), ("13.0", "0", "0"), ("12.4", None, None), (None, None, None)],
+)
+def test_what_keeps_launches_slow_is_detached_at_the_end_of_a_window(monkeypatch, cuda, set_by_script, during):
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    if set_by_script is not None:
+        monkeypatch.setenv(TEARDOWN, set_by_script)
+    now = iter([0, TEARDOWN_NS // 2, 2 * TEARDOWN_NS])
+    monkeypatch.setattr(pytorch_detailed, "perf_counter_ns", lambda: next(now))
+    profile = SimpleNamespace(_prepare_trace=None)
+    torch = SimpleNamespace(
+        version=SimpleNamespace(cuda=cuda), autograd=SimpleNamespace(profiler=SimpleNamespace(profile=profile))
+    )
+    profiler = pytorch_detailed.TorchProfiler(None, torch, None, None)
+    profiler.detach()
+    assert os.environ.get(TEARDOWN) == during
+    profiler.beat()
+    assert os.environ.get(TEARDOWN) == during  # the first call of CUDA may come later
+    profiler.beat()
+    assert os.environ.get(TEARDOWN) == set_by_script
+
+
+def test_only_a_window_that_ran_to_its_end_is_detached(window, profiler):
+    profiler.detach = lambda: profiler.stopped.append("detached")
+    window.leave(-1)  # the script starts to profile, or training ends
+    assert "detached" not in profiler.stopped
+    window.enter(4)
+    window.leave(5)
+    assert profiler.stopped[1] == "detached"

@@ -335,6 +335,22 @@ def test_the_samples_of_a_step_come_from_the_models_inputs(session):
     assert session.describe()["samples_per_step"] == 16
 
 
+def test_padding_is_counted_in_the_masks_of_a_loader(session):
+    rows = [{"attention_mask": torch.arange(8) < length, "x": torch.randn(4)} for length in (2, 6, 4, 4)]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.utils.data.DataLoader(rows, batch_size=2):
+        model(batch["x"]).sum().backward()
+        optimizer.step()
+    assert (session.describe()["padding"], session.describe()["padding_of_all"]) == (0.5, 0.375)
+
+
+def test_a_batch_without_a_mask_has_no_padding(session):
+    for batch in ([1], {"attention_mask": None}, {"attention_mask": torch.ones(3)}, {"x": 1}):
+        session.saw_batch(batch)
+    assert session.describe()["padding"] is None
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("adopted", [False, True])
 def test_scripted_models_are_recorded(session, adopted):

@@ -85,15 +85,27 @@ def test_collections_are_saved_but_for_a_rest():
     assert contains(gain.seconds_per_step, 0.003 * limits.SAVED[1])
 
 
-def test_evaluation_is_usually_not_saved_whole():
+def test_evaluation_is_saved_but_for_a_rest():
     rows, at = [], 1.0
     for epoch in range(10):
         rows += training(50, at=at, number=50 * epoch)
         rows += training(50, at=at + 0.6, mode="EVAL", number=50 * epoch, backward=0, optimizer=0, forward=0.016)
         at += 1.6
     gain = gain_of(rows, Class.EVALUATION_BOUND)
-    assert gain.share_of_loop.value == pytest.approx(limits.PART_SAVED[1] * 0.54, rel=0.05)
+    assert gain.share_of_loop.value == pytest.approx(limits.SAVED[1] * 0.54, rel=0.05)
     assert gain.share_of_loop.high < 0.62
+
+
+def test_two_runs_differ_by_chance():
+    exact = Interval(0.5, 0.5, 0.5).speedup
+    assert exact.value == 2.0
+    assert 1.05 < exact.value / exact.low < 1.1
+    assert exact.high / exact.value == pytest.approx(exact.value / exact.low)
+    wide = Interval(0.4, 0.6, 0.8).speedup  # chance adds little to what is known this badly
+    assert (wide.low, wide.high) == pytest.approx((1 / 0.6, 1 / 0.2), rel=0.03)
+    small = Interval(0.04, 0.05, 0.06).speedup  # and a gain that is certain does not vanish
+    assert small.low == pytest.approx(1 + (1 / 0.96 - 1) / 2)
+    assert Interval(0.98, 0.99, 0.99).speedup.high == pytest.approx(100)
 
 
 def test_a_straggler_works_like_the_median_of_the_others_or_all_like_the_mean():

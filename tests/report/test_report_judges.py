@@ -52,7 +52,7 @@ def short_steps(workers, wait):
     return attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
 
 
-@pytest.mark.parametrize(("workers", "wait", "found"), [(0, 0.0008, True), (2, 0.0008, True), (-1, 0.0008, False), (2, 0.0005, False)])  # fmt: skip
+@pytest.mark.parametrize(("workers", "wait", "found"), [(0, 0.0008, True), (2, 0.0008, True), (-1, 0.0008, False), (2, 0.00049, False)])  # fmt: skip
 def test_what_it_takes_to_hand_over_a_batch_is_no_slow_input(workers, wait, found):
     assert (cause_found("INPUT_BOUND", Case(short_steps(workers, wait), {})) is not None) is found
 
@@ -129,6 +129,31 @@ def test_workers_that_start_again_with_each_epoch_are_named(seconds, restarts):
     assert verdict.kind is Class.PERIODIC_STALL
     assert ("persistent_workers" in verdict.main.next_step) is restarts
     assert ("starts its workers again" in verdict.main.headline) is restarts
+
+
+def test_steps_with_a_period_need_not_be_twice_as_long():
+    main = verdict_of(training(400, every=5, stall=0.006)).main
+    assert (main.kind, main.share_of_time) == (Class.PERIODIC_STALL, pytest.approx(0.105, abs=0.01))
+    assert "Every 5 steps" in main.headline
+
+
+def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
+    found = {
+        name: report_from(training(200), metadata=({"padding": 0.8, "padding_of_all": beyond},)).verdict.main
+        for name, beyond in {"max_length": 0.7, "longest": 0.0}.items()
+    }
+    main = found["max_length"]
+    assert (main.kind, main.confidence) == (Class.PADDING_WASTE, "high")
+    assert "DataCollatorWithPadding" in main.next_step
+    assert 1.5 < main.gain.speedup.low < 2.3 < main.gain.speedup.high
+    assert found["longest"].kind is Class.BALANCED
+
+
+def test_a_second_cause_is_judged_by_what_the_first_leaves():
+    """Waits of 12 % of the loop are 25 % of it without the other code."""
+    verdict = verdict_of(training(400, wait=0.0025, outside=0.011))
+    assert [one.kind for one in (verdict.main, *verdict.also)] == [Class.SYNC_BOUND, Class.INPUT_BOUND]
+    assert verdict_of(training(400, wait=0.0012)).kind is Class.BALANCED
 
 
 def test_long_steps_beside_the_period_are_noise():

@@ -232,14 +232,19 @@ def test_what_happens_once_is_not_saved():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     waits = Saving(loop.of_activity("waiting for data"), taken=("waiting for data",), strict=True)
     start = attrs.evolve(loop, once=loop.whole / 4).gain(waits)[1]
-    assert start.low == pytest.approx(loop.gain(waits)[1].low * 0.75)
-    assert start.high == pytest.approx(loop.gain(waits)[1].high)
+    for end in ("low", "value", "high"):
+        assert getattr(start, end) == pytest.approx(getattr(loop.gain(waits)[1], end) * 0.75)
+    along = attrs.evolve(loop, once=loop.whole / 4).gain(attrs.evolve(waits, once=(0.0, 0.0, loop.whole / 8)))[1]
+    assert (along.low, along.high) == pytest.approx((start.low, start.high + 1 / 8))
 
 
 def test_gains_are_wider_if_little_was_seen():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     few, many = (loop.gain(Saving(loop.now * 0.4, error=error))[1] for error in (0.2, 0.01))
     assert few.high - few.low > 2 * (many.high - many.low)
+    bound = loop.gain(Saving(loop.now * 0.4, error=0.2, bound=float(loop.now.sum()) * 0.42))[1]
+    assert (bound.low, bound.value) == (few.low, few.value)
+    assert bound.high < few.high - 0.08  # there is no more to be seen
 
 
 def called(function, phase="optimizer", *, line="trainer.fit(model, data)", seconds=2.0, leaf="numpy.histogram"):
@@ -364,6 +369,29 @@ def test_collectives_that_a_script_calls_are_communication():
     assert (main.kind, also) == (Class.COMMUNICATION_BOUND, [])
     assert (main.where[0].line, main.confidence) == (9, "medium")
     assert "one all_reduce for all gradients" in main.next_step
+
+
+def test_packing_what_is_exchanged_is_communication():
+    rows, stacks = [], []
+    for node in (NAME, "algo-1-1"):
+        rows += training(200, outside=0.03, node=node)
+        stacks.append(stack((9, "gather"), node=node, leaf="numpy._core.multiarray._reconstruct", seconds=5.5))
+    main, *_ = judged(rows, *stacks, sources=[(9, "dist.all_gather_object(found, scores)")])
+    assert (main.kind, main.where[0].line) == (Class.COMMUNICATION_BOUND, 9)
+
+
+@pytest.mark.parametrize(("count", "late"), [(3, False), (60, True)])
+def test_a_rank_is_late_by_more_than_its_samples_vary(count, late):
+    """What ranks do outside the phases only samples tell from waiting for each other."""
+    rows = [row for node in (NAME, "algo-1-1") for row in training(200, outside=0.03, node=node)]
+    stacks = [
+        stack((9, "gather"), leaf=REDUCE, seconds=4.0, count=2 * count),
+        stack((8, "score"), leaf="", seconds=2.0, count=count),
+        stack((9, "gather"), node="algo-1-1", leaf=REDUCE, seconds=1.5, count=count),
+        stack((8, "score"), node="algo-1-1", leaf="", seconds=4.5, count=2 * count),
+    ]
+    found = judged(rows, *stacks)
+    assert (Class.STRAGGLER in {one.kind for one in found}) is late, found
 
 
 def test_a_rank_that_saves_is_late_and_the_one_in_the_forward_pass_waits():

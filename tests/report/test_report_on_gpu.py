@@ -143,7 +143,7 @@ def test_launches_ahead_of_a_busy_gpu_cost_nothing():
 
 def test_no_repair_of_the_host_saves_more_than_the_gpus_idle_time():
     gain = verdict_of(training(400, wait=0.008, forward=0.004, backward=0.005), gpu_samples(60, 7)).main.gain
-    assert 1 < gain.speedup.high < 1 / (0.6 - 0.05) + 0.05
+    assert 0 < gain.share_of_loop.high < 0.4 + 0.05 + 0.02
 
 
 def test_a_claim_is_cut_to_what_there_is_to_save():

@@ -85,4 +85,5 @@ def test_compiling_may_save_what_the_operations_compute_too():
     assert gain.share_of_loop.low <= 0.6
     assert gain.share_of_loop.high > 0.9
     sampled = verdict(0.001, outside=0.009, leaf="jax._src.numpy.ufunc_api", sampled=0.6).gain
-    assert sampled.share_of_loop.high <= 0.65
+    assert sampled.share_of_loop.low <= 0.6
+    assert 0.85 < sampled.share_of_loop.high <= 0.91  # what is compiled stays

@@ -14,7 +14,7 @@ FORWARD = {"backward": 0, "optimizer": 0}
 SWITCH = 20e-6
 
 
-def turns(count, *, ahead=1, each=0.004, learn=1, every=1, wait=0.0, between=0.0, switch=False, rows=()):
+def turns(count, *, ahead=1, each=0.004, learn=1, every=1, wait=0.0, between=0.0, switch=0, mode="EVAL", rows=()):
     """Return rounds of `learn` training steps, before every nth of which a model runs `ahead` times without gradients.
 
     Args:
@@ -25,16 +25,17 @@ def turns(count, *, ahead=1, each=0.004, learn=1, every=1, wait=0.0, between=0.0
         every: rounds from one to the next with such forwards.
         wait: seconds for which such a forward waits for its batch.
         between: seconds of the script's own code after the forwards.
-        switch: the model is put into eval() mode.
+        switch: how often the model is put into eval() mode before them.
+        mode: of the steps of these forwards.
         rows: further events.
     """
     rows, now, evaluated, trained = list(rows), 1.0, 0, 0
     for number in range(count):
         if number % every == 0:
-            if switch:
+            for _ in range(switch):
                 rows.append((event_names.EVAL_MODE, "Net", now, SWITCH, "algo-1-0", -1))
                 now += SWITCH
-            step = {"wait": wait, "forward": each, "outside": 0, "mode": "EVAL", **FORWARD}
+            step = {"wait": wait, "forward": each, "outside": 0, "mode": mode, **FORWARD}
             rows += training(ahead, at=now, number=evaluated, **step)
             now += ahead * (wait + each) + between
             evaluated += ahead
@@ -54,13 +55,16 @@ PART_OF_STEP = {
     "target network or teacher": turns(200),
     "acts four times, learns once": turns(200, ahead=4),
     "generator of each second step of a GAN": turns(200, learn=2),
+    "acts many times, a state at a time": turns(200, ahead=20, each=0.0004),
+    "acts in eval() mode, and leaves it each time": turns(200, ahead=4, each=0.0004, switch=4),
+    "predictions of Keras": turns(200, ahead=12, wait=0.0001, mode="PREDICT"),
     "teacher in eval() mode since before the loop": turns(200, between=0.001),
 }
 EVALUATION = {
     "every 20 steps": turns(200, ahead=30, every=20),
     "every 20 steps, one batch": turns(200, every=20, each=0.1),
-    "every 20 steps, in eval() mode": turns(200, every=20, each=0.1, switch=True),
-    "each step, in eval() mode": turns(200, switch=True),
+    "every 20 steps, in eval() mode": turns(200, every=20, each=0.1, switch=1),
+    "each step, in eval() mode": turns(200, switch=1),
     "each step, many batches": turns(200, ahead=10),
     "each step, batches of a loader": turns(200, ahead=2, wait=0.001),
     "after each epoch": turns(10, ahead=3, learn=40),
@@ -190,5 +194,5 @@ def test_a_model_that_trains_in_eval_mode_is_not_evaluated():
 def test_known_evaluations_are_as_long_as_their_forwards():
     """Most scripts call train() before the next epoch, after other code that follows the evaluation."""
     (known,) = metrics_of(turns(100, every=20, each=0.1, between=0.3)).ranks
-    (rank,) = metrics_of(turns(100, every=20, each=0.1, between=0.3, switch=True)).ranks
+    (rank,) = metrics_of(turns(100, every=20, each=0.1, between=0.3, switch=1)).ranks
     assert rank.seconds["evaluation"] == pytest.approx(known.seconds["evaluation"])

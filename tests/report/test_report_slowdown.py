@@ -38,7 +38,25 @@ def test_finds_the_step(count, where):
 
 
 def test_finds_a_gradual_slowdown():
-    assert find_change(noisy(600) * np.linspace(1, 3, 600)).gradual
+    lengths = noisy(600) * np.linspace(1, 3, 600)
+    change = find_change(lengths)
+    assert change.gradual
+    assert change.before == pytest.approx(np.median(noisy(600)) * 1.1, rel=0.05)  # as at first
+    assert change.lost(lengths).sum() / lengths.sum() == pytest.approx(0.5 - 0.05, abs=0.05)
+    assert not find_change(noisy(600) * np.minimum(np.linspace(1, 5, 600), 2.5)).gradual  # it ends
+
+
+def test_a_gradual_slowdown_saves_all_growth_of_what_grows():
+    rows, now = [], 1.0
+    for step in range(400):
+        rows += training(1, at=now, number=step, forward=0.003, backward=0.005, outside=0.0002 + step * 5e-5)
+        now = rows[-1][2] + rows[-1][3] + 0.0002 + step * 5e-5
+    case = Case(metrics_of(rows), {})
+    found = cause_found("FAIL_SLOW", case)
+    grown = 5e-5 * 200 / (0.0102 + 5e-5 * 200)
+    assert found.share_of_time == pytest.approx(grown, abs=0.05)
+    gain = next(one for one in verdict_of(rows).findings if one.kind is Class.FAIL_SLOW).gain
+    assert gain.share_of_loop.low < grown < gain.share_of_loop.high
 
 
 @pytest.mark.first(5)

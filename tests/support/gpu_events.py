@@ -7,7 +7,7 @@ from sm_profiler.report import Class
 STEPS, STEP_US = 100, 1000.0
 # Of `RankTime.us`, those that add up to the total.
 PARTS = (
-    "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch", "idle_queued",
+    "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_allocation", "idle_launch", "idle_queued",
 )  # fmt: skip
 A100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}
 

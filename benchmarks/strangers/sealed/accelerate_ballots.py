@@ -24,7 +24,7 @@ class Settings:
     batch: int = 8
     epochs: int = 4
     decay: float = 0.995
-    save_every: int = 100 if REPAIRED else 4
+    save_every: int = 100 if REPAIRED else 3
 
 
 def precincts(s, n, seed):
@@ -96,7 +96,7 @@ def main(s=Settings()):
     accelerator = Accelerator(cpu=True, project_config=ProjectConfiguration("ballots", automatic_checkpoint_naming=True, total_limit=2))
     loader = DataLoader(precincts(s, s.precincts, 1), s.batch, shuffle=True)
     model = Forecast(s)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05, fused=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
     step, start = 0, time.time()

@@ -11,8 +11,8 @@ from torch import Tensor, nn, optim
 
 KINDS = ("pole", "tree", "wall", "car", "person", "hedge")
 BATCH_SIZE: int = 32 if os.environ.get("REPAIRED") == "1" else 2
-POINTS: int = 192
-CLOUDS: int = 3200
+POINTS: int = 64
+CLOUDS: int = 4400
 EPOCHS: int = 2
 
 
@@ -49,11 +49,11 @@ class PointNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.align = TNet()
-        widths = (3, 32, 64, 64, 64, 128)
+        widths = (3, 32, 48, 48, 64, 64, 64, 96)
         self.points = nn.Sequential(
             *(layer for a, b in zip(widths, widths[1:]) for layer in (nn.Conv1d(a, b, 1), nn.GroupNorm(8, b), nn.ReLU()))
         )
-        self.kind = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, len(KINDS)))
+        self.kind = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, len(KINDS)))
 
     def forward(self, clouds: Tensor) -> Tensor:
         return self.kind(self.points(self.align(clouds.transpose(1, 2))).amax(dim=2))

@@ -70,6 +70,7 @@ class Found:
         larger_batch: its repair is a larger batch.
         certain: the data leave no doubt, even if the numbers are small.
         low: why the confidence is low in any case; "" if it need not be.
+        bound: share of the time in which its samples lie, which it cannot exceed.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Found:
     larger_batch: bool = False
     certain: bool = False
     low: str = ""
+    bound: float = 1.0
 
 
 @attrs.frozen(eq=False)

@@ -71,6 +71,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.USER_PHASE, computing.own_phase, on_host=True, evicts=True),
     ProfileCause(Class.BATCH_TOO_SMALL, _small_batch),
     ProfileCause(Class.HOST_BOUND, _host, on_host=True),
+    ProfileCause(Class.PADDING_WASTE, computing.padding),
     ProfileCause(Class.GC_BOUND, _collections, on_host=True, evicts=True),
     ProfileCause(Class.OPTIMIZER_BOUND, computing.optimizer),
     ProfileCause(Class.PERIODIC_STALL, patterns.periodic, points=True),

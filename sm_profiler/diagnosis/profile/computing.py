@@ -62,17 +62,25 @@ def outside(case: Case) -> Found | None:
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
         share -= _dispatched(case).share
     spent = share * step
-    if spent < limits.HANDOVER_S or _is_small_for_trainer(case):
+    own = 1 - case.shared_wait  # the rest of any time is that of other programs
+    if spent * own < limits.HANDOVER_S or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
-    if share < kept + limits.FLOOR:
-        return _waits_for_gpu(case) or _one_function(case, share, step)
+    short = share < kept + limits.FLOOR
+    if short and (found := _waits_for_gpu(case) or _one_function(case, share, step)) is not None:
+        return found
 
     def saves(loop: Loop) -> Saving:
-        """All but what a healthy loop spends between phases and waits, in usual steps."""
-        inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
+        """All but what a healthy loop spends between phases and waits, in usual steps, once other repairs leave more than that."""
+        if short and share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
+            return Saving(loop.now * 0.0)
+        # of a loop that loses so much as it is, what is healthy does not shrink with other repairs
+        inner = loop if short or case.loop is None else case.loop
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        most = kept if step < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
-        return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
+        most = kept if step * own < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
+        saving = all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
+        # A line that hands an array to numpy may wait for what the step computes, which no repair saves.
+        waits = waits_unseen(case) * loop.total / max(float(saving.seconds.sum()), 1e-12)
+        return attrs.evolve(saving, low=max(saving.low - waits, 0.0))
 
     words = {
         "share": percent(share),
@@ -121,11 +129,15 @@ def _one_function(case: Case, share: float, step: float) -> Found | None:
     if not counts or not case.seen.learning:  # the loop's own function is not known
         return None
     function, count = counts.most_common(1)[0]
-    whole = sum(one.count for one in seen)
+    whole = sum(counts.values())
     likely = (count + 1) / (whole + 2)  # of few samples, chance may be all
     part = share * likely
     if count < limits.REPEATS or part * step < limits.HANDOVER_S:
         return None
+
+    def inside(one: Sampled) -> bool:
+        return function in {(at.file, at.function) for at in one.places}
+
     words = {
         "function": shorten(printable(function[1]), MAX_NAME), "share": percent(part), "time": duration(part * step),
         "step": duration(step),
@@ -134,10 +146,10 @@ def _one_function(case: Case, share: float, step: float) -> Found | None:
         Evidence("time of a training step in this function", round(part, 4), unit="share"),
         Evidence("time of a training step in other code", round(share, 4), unit="share"),
     )
-    error = math.hypot(case.share_error("outside"), share * error_of_part(count, whole))
+    error = math.hypot(case.share_error("outside"), share * error_of_part([one for one in seen if inside(one)], seen))
     return Found(
         "one_function", words, evidence, part, saves=lambda loop: part_of_share(loop, part, REST), error=error,
-        where=lines_of_samples(case.metrics, lambda one: function in {(at.file, at.function) for at in one.places} and _is_rest(one, case)),
+        where=lines_of_samples(case.metrics, lambda one: inside(one) and _is_rest(one, case)),
     )  # fmt: skip
 
 
@@ -146,10 +158,11 @@ def _is_small_for_trainer(case: Case) -> bool:
 
     Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them,
     and functions of the library run below it: a script may write its whole step on one line, too.
-    Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
-    otherwise. What a trainer does at each step costs the same however large the batch is.
+    Loops of Keras and trainers run code of the script in callbacks only, which are no part of a step, so that samples must
+    show otherwise, unless a loop of the script asks Keras for predictions at each step. What a trainer does at each step
+    costs the same however large the batch is.
     """
-    if case.typical("length") >= limits.SMALL_STEP_S:
+    if case.typical("length") * (1 - case.shared_wait) >= limits.SMALL_STEP_S:
         return False
     stacks = [one for one in case.metrics.samples.stacks if one.places and not one.long]
     names = {"wait", *(part.key for part in parts.phases())}
@@ -162,7 +175,8 @@ def _is_small_for_trainer(case: Case) -> bool:
     trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
     scripts = sum(one.count for one in outer) - trainers
     chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
-    return trainers - scripts > (-chance if case.stack is KERAS else chance)
+    of_keras = case.stack is KERAS and not any(rank.within_steps for rank in case.ranks)
+    return trainers - scripts > (-chance if of_keras or case.trainer else chance)
 
 
 def _waits_for_gpu(case: Case) -> Found | None:
@@ -186,7 +200,7 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )
     return Found(
         "reads_gpu", {"waits": percent(waits), "idle": percent(spare)}, evidence, share,
-        error=error_of_part(*(sum(one.count for one in stacks) for stacks in (found, inside))),
+        error=error_of_part(found, inside),
         doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
     )  # fmt: skip
 
@@ -240,6 +254,33 @@ def part_of_share(
     return Saving(loop.now * share * value, least / value, 1 / value, taken, certain=certain)
 
 
+def padding(case: Case) -> Found | None:
+    """Find batches of sequences that are mostly padding, as their masks show: the passes compute on it as on text."""
+    if case.metrics.padding is None:
+        return None
+    whole, of_all = case.metrics.padding
+    passes = ("forward", "backward", "compiled")
+
+    def saves(loop: Loop) -> Saving:
+        """Save what is beyond the longest sequence of each batch; at best all of it, of batches with similar lengths."""
+        spent = loop.usual(*passes)
+        least = of_all * limits.SAVED[1]  # launching takes as long for shorter sequences
+        return Saving.of_scenarios(
+            [spent * part for part in (least, of_all, max(whole * limits.SAVED[1], of_all))], passes
+        )
+
+    share = case.share_of(*passes) * whole
+    evidence = (
+        Evidence("padding, of all tokens", round(whole, 4), unit="share"),
+        Evidence("padding beyond the longest sequence of each batch", round(of_all, 4), unit="share"),
+    )
+    text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
+    doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else ""
+    return Found(
+        text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,
+    )  # fmt: skip
+
+
 # --- small steps ----------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +331,14 @@ def launches_of(case: Case) -> Launches | None:
         return None
     usual = sorted(found, key=lambda one: one.seconds)[(len(found) - 1) // 2]
     steps = [one.step for one in found if one.step]
-    return attrs.evolve(usual, step=float(np.median(steps)) if steps else None)
+    step = float(np.median(steps)) if steps else None
+    acts = case.mean(lambda rank: rank.within_steps / max(rank.train_steps, 1))
+    if (
+        acts > 0
+    ):  # forwards without gradients, each with about half of the operators, are none of the steps that were timed
+        usual = attrs.evolve(usual, operators=usual.operators * (1 + acts / 2))
+        step = case.typical("length") * (1 - min(case.core_wait, 1 - limits.FLOOR))
+    return attrs.evolve(usual, step=step)
 
 
 def launches_unknown(case: Case) -> bool:
@@ -343,7 +391,7 @@ def _recorded_stacks(case: Case) -> Found | None:
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
-        error=case.share_of("forward") * error_of_part(count, sum(one.count for one in stacks)),
+        error=case.share_of("forward") * error_of_part(found, stacks),
     )  # fmt: skip
 
 
@@ -746,7 +794,6 @@ def _dispatched(case: Case) -> Dispatched:
     """Return what is launched outside compiled functions, by its samples among those outside the phases."""
     outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and not one.long]
     found = [one for one in outer if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING]
-    count, samples = sum(one.count for one in found), sum(one.count for one in outer)
 
     def of(rank: Rank) -> float:
         spent = sum(one.seconds for one in found if one.process == rank.name)
@@ -756,7 +803,7 @@ def _dispatched(case: Case) -> Dispatched:
 
     share = case.mean(of)
     whole = share * sum(one.seconds for one in outer) / max(sum(one.seconds for one in found), 1e-12)
-    return Dispatched(share, min(whole, 1.0) * error_of_part(count, samples), count)
+    return Dispatched(share, min(whole, 1.0) * error_of_part(found, outer), sum(one.count for one in found))
 
 
 # Waits for results that the hook cannot see: numpy reads an array of JAX in C, and on a CPU waits there for it.
@@ -889,5 +936,5 @@ def transfer(case: Case) -> Found | None:
     doubt = "" if pinned == 0 else "inferred from samples"
     return Found(
         "transfer", words, tuple(evidence), share, saves=lambda loop: part_of_share(loop, share, (COPYING,), sure=not doubt),
-        doubt=doubt, error=error_of_part(count, sum(one.count for one in inside)), where=lines_of_samples(case.metrics, copies),
+        doubt=doubt, error=error_of_part(found, inside), where=lines_of_samples(case.metrics, copies),
     )  # fmt: skip

@@ -178,7 +178,7 @@ def _by_waits(case: Case) -> Found | None:
     wait, mean = case.wait, _mean_wait(case)
     least = handed_over(case)
     # handing over a ready batch takes longer if others have the cores
-    if wait < limits.HEALTHY or mean * (1 - case.shared_wait) < least:
+    if wait < limits.FLOOR or mean * (1 - case.shared_wait) <= least:
         return None
     if mean < limits.HANDOVER_S and (steps := host(case)) is not None and steps.larger_batch:
         return None  # what the loader's own code takes for a batch, a larger batch spreads like that of the steps
@@ -199,10 +199,16 @@ def _by_waits(case: Case) -> Found | None:
         "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
         "step": duration(step), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
+
+    def saves(loop: Loop) -> Saving:
+        """Save nothing of waits that are as short as in a healthy loop: in what other repairs have left of this one."""
+        left = loop.total / float(loop.length.sum())
+        return _faster_input(case, loop) if wait >= limits.HEALTHY * left else Saving(loop.now * 0.0)
+
     same = abs(mean / max(step, 1e-12) - share) < limits.REPEAT  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
-        lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
+        saves, doubt, case.share_error("wait"),
         cause.where or _lines(case),
     )  # fmt: skip
 
@@ -291,15 +297,15 @@ def _by_own_iterator(case: Case) -> Found | None:
     outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
     making = [one for one in outer if maker(one) is not None]
     share, step = case.usual(MAKING)
-    count, beside = sum(one.count for one in making), sum(one.count for one in outer)
-    if count == 0 or share * step < limits.HANDOVER_S:
+    spent = sum(one.seconds for one in making)
+    if spent <= 0 or share * step < limits.HANDOVER_S:
         return None
-    error = share * error_of_part(count, beside) * beside / count
+    error = share * error_of_part(making, outer) * sum(one.seconds for one in outer) / spent
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        making = loop.of_activity(MAKING)
+        making = loop.usual(MAKING)
         seconds = making + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
         least, value, most = limits.SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)

@@ -402,9 +402,15 @@ def _process_memory(case: Case) -> Found | None:
         "error": size(growth.error * 60),
         "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
     }
+    fatal = left is not None and left < limits.SHORT_RUN_S
     clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
     return _grows(
-        "memory_of_process", words, evidence, left, "" if clear else "memory varies much", _growing_lines(objects)
+        "memory_of_process",
+        words,
+        evidence,
+        left,
+        "memory varies much" if not clear else "" if fatal else "it may be a buffer, which will be full",
+        _growing_lines(objects),
     )
 
 

@@ -79,6 +79,9 @@ COLLECTIVES = re.compile(
     r"^(torch\.distributed\.(\w+$|distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
+_EXCHANGES = re.compile(
+    r"\b(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast_object|gather_object|scatter_object)\w*\("
+)
 _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
@@ -517,8 +520,8 @@ class SeenCode:
         """
         if one.phase in AROUND_THE_LOOP:
             return ""
-        if COLLECTIVES.search(one.leaf):
-            return TRANSFER
+        if COLLECTIVES.search(one.leaf) or (one.places and _EXCHANGES.search(self.samples.source(one.places[-1]))):
+            return TRANSFER  # with the packing of what is exchanged
         if one.phase == "forward":
             return CALLBACKS if self.callback(one) is not None else ""
         if one.phase not in BESIDE_THE_PHASES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
-from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.sample_fold import Course, Place, Sampled, Samples
 
 MAX_LOCATIONS = 5
 
@@ -148,13 +148,17 @@ def other_code(one: Sampled) -> bool:
     return outside_phases(one) and one.leaf != IMPORT
 
 
-def error_of_part(found: float, samples: float) -> float:
+def error_of_part(found: Iterable[Sampled], whole: Iterable[Sampled]) -> float:
     """Return the standard error of the part of some time that some of its samples show; of none, it is not known at all.
 
-    As if one sample more showed it, and one more did not: few samples that agree are no proof that all others would.
+    As if one sample more showed it, and one more did not: few samples that agree are no proof that all others would. A
+    sample stands for the time since the one before it, so that a few long ones count for few, whatever their number.
     """
-    part = (found + 1) / (samples + 2)
-    return math.sqrt(part * (1 - part) / (samples + 2))
+    weights = [(one.seconds, one.count) for one in whole if one.count]
+    total = sum(seconds for seconds, _ in weights)
+    samples = total**2 / sum(seconds**2 / count for seconds, count in weights) if total > 0 else 0.0
+    part = (sum(one.seconds for one in found) * samples / max(total, 1e-12) + 1) / (samples + 2)
+    return math.sqrt(max(part * (1 - part), 0.0) / (samples + 2))
 
 
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
@@ -219,34 +223,41 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
 def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tuple[Location, ...]:
     """Return the lines on which a rank's steps spend more time from a moment on than before it.
 
-    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance. So do
-    lines that grew by less than their samples vary.
+    Lines that grew by less than their samples vary do not count, unless the growth of their part was timed: then one of
+    its lines grew, and those with the most time are the likeliest.
+
+    Args:
+        metrics: the job in numbers.
+        rank: the rank.
+        moment: seconds since the epoch.
+        part: the part of a step that grew, in which alone they lie if any do; "" if several did.
     """
     course, starts = metrics.samples.course.get(rank.name), rank.iterations.start
     if course is None:
         return ()
     before, after = ((rank.start, moment), (moment, rank.end))
     steps = [max(int(((starts >= first) & (starts < last)).sum()), 1) for first, last in (before, after)]
-    early: Counter[Place] = Counter()
-    counts: Counter[Place] = Counter()
-    for phase, place, seconds, count in course.within(*before):
-        if phase not in BESIDE_THE_LOOP or phase == WORKER:
-            early[place] += seconds  # type: ignore[assignment] # counts of time
-            counts[place] += count
-    late = [
-        Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
-        for phase, place, seconds, count in course.within(*after)
-        if phase in (WAIT, WORKER) or (part != WAIT and phase not in BESIDE_THE_LOOP)
-    ]
+    early, late = (list(_sampled(course, rank, *span)) for span in (before, after))
+    if inside := [one for one in late if _is_in(one, part)]:
+        early, late = [one for one in early if _is_in(one, part)], inside
     if any(one.phase == WORKER for one in late):  # a wait for workers is what its workers did
         late = [one for one in late if one.phase != WAIT]
-    lines = Lines.of(late)
-    longer, grown = steps[1] / steps[0], dict[Place, float]()
+    usual, lines = Lines.of(early).lines, Lines.of(late)
+    longer, surely = steps[1] / steps[0], dict[Place, float]()
     for place, line in lines.lines.items():
-        each, error = line.seconds / line.count, math.sqrt(line.count + counts[place] * longer**2)
-        if (more := line.seconds - early[place] * longer) > limits.SURELY * error * each:
-            grown[place] = more
-    return lines.locations(grown, metrics)
+        own = usual.get(place, _Line())
+        each, error = line.seconds / line.count, math.sqrt(line.count + own.count * longer**2)
+        if (more := line.seconds - own.seconds * longer) > limits.SURELY * error * each:
+            surely[place] = more
+    return lines.locations(surely, metrics) or (lines.locations(lines.weights(), metrics) if inside else ())
+
+
+def _sampled(course: Course, rank: Rank, start: float, end: float) -> Iterator[Sampled]:
+    """Yield the samples of a rank's lines in its loop between two moments."""
+    for phase, place, seconds, count in course.within(start, end):
+        one = Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
+        if in_loop(one) or phase == WORKER:
+            yield one
 
 
 def lines_of_collections(metrics: JobMetrics) -> tuple[Location, ...]:

@@ -168,12 +168,14 @@ class Seen:
         share: all of them.
         count: number of samples.
         error: standard error of the share.
+        bound: share of the parts of the loop in which the samples lie.
         lines: the lines, the most expensive first, each with its share of this time.
     """
 
     share: float = 0.0
     count: int = 0
     error: float = 0.0
+    bound: float = 1.0
     lines: tuple[Location, ...] = ()
 
     @property
@@ -187,7 +189,13 @@ class Seen:
             Evidence(what, round(share, 4), unit="share"),
             Evidence("samples in these lines", self.count),
         )
-        of_samples = {"doubt": "inferred from samples", "error": self.error, "where": self.lines, "low": self.low}
+        of_samples = {
+            "doubt": "inferred from samples",
+            "error": self.error,
+            "bound": self.bound,
+            "where": self.lines,
+            "low": self.low,
+        }
         return Found(text, {"share": percent(share), **words}, evidence, share, **{**of_samples, **more})
 
 
@@ -212,7 +220,18 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12)
     )
     share = min(spent, case.share_of(activity))
-    return Seen(share, count, share * _error(found, stacks), lines.locations(lines.weights(), case.metrics, least=1))
+    inside = sum(one.seconds for phases in _parts_of(found) for one in stacks if one.phase in phases)
+    bound = min(inside / lines.seconds * share, 1.0)
+    return Seen(
+        share, count, share * _error(found, stacks), bound, lines.locations(lines.weights(), case.metrics, least=1)
+    )
+
+
+def _parts_of(found: Sequence[Sampled]) -> list[set[str]]:
+    """Return the parts of a step in which samples lie, each as the names of its phases: what is outside the others is one."""
+    phases = {one.phase for one in found}
+    outside = [{*BESIDE_THE_PHASES}] if phases & {*BESIDE_THE_PHASES} else []
+    return [*outside, *({phase} for phase in phases - {*BESIDE_THE_PHASES})]
 
 
 def _error(found: Sequence[Sampled], stacks: Sequence[Sampled]) -> float:
@@ -221,10 +240,8 @@ def _error(found: Sequence[Sampled], stacks: Sequence[Sampled]) -> float:
     The parts of a step that they lie in are timed: only how much of each is theirs is known from samples.
     """
     total, variance = sum(one.seconds for one in found), 0.0
-    parts = [{*BESIDE_THE_PHASES}, *({phase} for phase in {one.phase for one in found} - {*BESIDE_THE_PHASES})]
-    for phases in parts:
+    for phases in _parts_of(found):
         inside = [one for one in stacks if one.phase in phases]
-        count, samples = (sum(one.count for one in own if one.phase in phases) for own in (found, inside))
-        if count:
-            variance += (sum(one.seconds for one in inside) * error_of_part(count, samples)) ** 2
+        if own := [one for one in found if one.phase in phases]:
+            variance += (sum(one.seconds for one in inside) * error_of_part(own, inside)) ** 2
     return float(variance**0.5) / total if total > 0 else 1.0

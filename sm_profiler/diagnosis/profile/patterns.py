@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from statistics import NormalDist
@@ -99,6 +100,8 @@ def periodic(case: Case) -> Found | None:
         return None  # without a period, or long only because of collections
     if _of_calls(rank, case):
         return None
+    if not rank.stalls.exact and _are_slices(rank, case):
+        return None
     stalls, restarted = rank.stalls, _restarted(rank, case)
     where = "wait" if restarted else stalls.where
     if _between_epochs(rank, case):
@@ -186,9 +189,8 @@ def outliers(case: Case) -> Found | None:
         or long_steps_may_wait(rank, case)
     ):
         return None
-    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
-    if waits and stalls.typical - stalls.median < limits.HICCUP_S:
-        return None  # any step may wait for a core as long
+    if _are_slices(rank, case):
+        return None
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -220,6 +222,12 @@ def _share_in_long(rank: Rank, case: Case, name: str) -> float:
         return 0.0
     long = case.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
     return float((case.loop.of_activity(name) * long).sum() / case.loop.length.sum())
+
+
+def _are_slices(rank: Rank, case: Case) -> bool:
+    """Return whether long steps may be those that wait for the slices of a core that other programs get, which come by the clock."""
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    return waits and rank.stalls.typical - rank.stalls.median < limits.HICCUP_S
 
 
 def _without_core(rank: Rank, case: Case) -> float:
@@ -320,7 +328,10 @@ def _change_of(lengths: Floats, quantile: float) -> Change | None:
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     first = _first_slow(lengths, at * size, size, (before + after) / 2)
-    return Change(first, before, after, max(_growth_of_block(blocks, at) / size, 0.0))
+    grows = max(_growth_of_block(blocks, at) / size, 0.0)
+    if grows:
+        before = min(before, float(np.median(blocks[: math.ceil(count / limits.STRETCHES)])))
+    return Change(first, before, after, grows)
 
 
 def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
@@ -332,7 +343,13 @@ def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
 
 
 def _growth_of_block(blocks: Floats, at: int) -> float:
-    """Return by how much each block is longer than the one before it; 0 if a step describes the blocks better than a line."""
+    """Return by how much each block is longer than the one before it.
+
+    It is 0 if a step describes the blocks better than a line, or if they do not go on growing to the end.
+    """
+    early, late = (float(np.median(half)) for half in np.array_split(blocks[at:], 2))
+    if late - early < limits.USUAL * float(np.median(blocks[at:]) - np.median(blocks[:at])):
+        return 0.0
     x = np.arange(len(blocks))
     fitted = np.polyfit(x, blocks, 1)
     step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
@@ -410,7 +427,7 @@ def slowdown(case: Case) -> Found | None:
         waited = round(waits[1], 4), round(waits[0], 4)
         evidence.append(Evidence("time waiting for a core", *waited, rank.name, "share", "before"))
     evidence += _changes(case.metrics, rank, moment)
-    where = lines_since(case.metrics, rank, moment, part)
+    where = lines_since(case.metrics, rank, moment, part if agreement >= thresholds.SAME_PART else "")
     if not where and rank.name in case.metrics.samples.course:
         evidence.append(Evidence("lines of the script that take longer than before", "none", None, rank.name))
     words = {
@@ -418,7 +435,7 @@ def slowdown(case: Case) -> Found | None:
         "moment": duration(moment - rank.start),
         "how": "become slower and slower" if change.gradual else "are slower",
         "after": duration(change.after),
-        "before": duration(change.before),
+        "before": f"{duration(change.before)}{' at first' if change.gradual else ''}",
         "during": parts.during(part),
         "who": "" if len(case.ranks) <= 1 else f", by rank {alone.name} alone" if alone else ", on all ranks",
         "share": percent(lost),

@@ -17,6 +17,7 @@ from sm_profiler.diagnosis.profile.computing import REST, part_of_share
 from sm_profiler.diagnosis.profile.ledger import (
     AFTER,
     AGAIN,
+    BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
     COMPILING,
@@ -29,6 +30,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     during,
 )
 from sm_profiler.diagnosis.profile.lines import (
+    error_of_part,
     in_loop,
     lines_of_collections,
     lines_of_rank,
@@ -58,6 +60,7 @@ class _Late:
         lost: seconds of a step that they wait.
         means: activity → mean seconds of a usual step on each rank, of those that take long enough.
         length: seconds of a usual step.
+        error: standard error of `lost`, as far as samples tell what the rank does more from where it waits.
     """
 
     rank: int
@@ -66,6 +69,7 @@ class _Late:
     lost: float
     means: Mapping[str, Floats]
     length: float
+    error: float = 0.0
 
     def own(self, activity: str) -> tuple[float, float]:
         """Return the mean seconds of an activity on the rank, and on the others."""
@@ -74,6 +78,7 @@ class _Late:
 
 # Activities in which ranks wait for each other, the surest first. What is saved, logged and called back is work.
 _MEETINGS = (TRANSFER, "backward", "optimizer", OTHER)
+_TIMED = (WAIT, *(part.key for part in parts.phases()))
 # They have causes that compare ranks, or happen once.
 _BESIDE = (EVALUATION, COLLECTING, COMPILING, AGAIN, UNMATCHED)
 
@@ -105,11 +110,30 @@ def _late_rank(case: Case, loop: Loop) -> _Late | None:
             excess = float(means[name][slowest]) - _of_others(means[name], slowest)
             waited = _of_others(means[meeting], slowest) - float(means[meeting][slowest])
             lost = min(excess, waited)
-            if waited >= limits.MAJORITY * excess and (best is None or lost > best.lost):
-                best = _Late(slowest, name, meeting, lost, means, length)
+            if waited < limits.MAJORITY * excess or (best is not None and lost <= best.lost):
+                continue
+            error = _error_of_samples(case, slowest) if meeting == TRANSFER and name not in _TIMED else 0.0
+            if lost > limits.SURE_SIGMAS * error:
+                best = _Late(slowest, name, meeting, lost, means, length, error)
         if best is not None and best.lost >= least > 0:
             return best
     return None
+
+
+def _error_of_samples(case: Case, late: int) -> float:
+    """Return the standard error of the seconds of a step by which collectives and other code of a rank differ from the others'.
+
+    Both lie outside the phases, and only samples tell which is which.
+    """
+    errors = []
+    for rank in case.ranks:
+        outer = [
+            one for one in case.metrics.samples.stacks if one.process == rank.name and one.phase in BESIDE_THE_PHASES
+        ]
+        met = [one for one in outer if case.seen.activity(one) == TRANSFER]
+        spent = sum(rank.seconds[key] for key in BESIDE_THE_PHASES) / max(rank.train_steps, 1)
+        errors.append(spent * error_of_part(met, outer))
+    return math.hypot(errors[late], _of_others(np.asarray(errors), late))
 
 
 def _table(case: Case, name: str) -> Floats:
@@ -159,6 +183,7 @@ def straggler(case: Case) -> Found | None:
     return Found(
         "straggler", words, tuple(evidence), share, f"straggler_{advice}", partial(_as_others, case, late, share),
         where=lines_of_rank(case.metrics, rank.name), ranks=(rank.name,), low=low,
+        error=late.error / late.length if late.error else None,
     )  # fmt: skip
 
 

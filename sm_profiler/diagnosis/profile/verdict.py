@@ -149,7 +149,11 @@ def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     found = [one for one in found if not one.cause.kind.is_healthy]
     stopped = [Ranked(one.with_confidence(case, 1.0), math.inf) for one in found if one.cause.stops]
     growing = [one for one in found if one.cause.kind is Class.MEMORY_GROWTH]
-    growth = [Ranked(one.with_confidence(case, one.found.share), one.found.share) for one in growing]
+    growth = [
+        Ranked(found, one.found.share * limits.PROBABILITY[found.confidence])
+        for one in growing
+        for found in (one.with_confidence(case, one.found.share),)
+    ]
     others = [one for one in found if not one.cause.stops and one not in growing]
     idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
     in_loop = [one for one in others if one.found.of == "loop" and one not in idle]
@@ -210,7 +214,8 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     if saving is None:
         saving = part_of_share(loop, one.found.share, sure=not one.found.doubt)
     if saving.error is None and one.found.error and one.found.share > 0:
-        saving = attrs.evolve(saving, error=one.found.error / one.found.share)
+        error, bound = one.found.error / one.found.share, one.found.bound * float(loop.length.sum())
+        saving = attrs.evolve(saving, error=error, bound=bound)
     host = one.cause.on_host
     saving = attrs.evolve(saving, evicts=one.cause.evicts and np.isinf(loop.idle))
     if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import os
 from _thread import get_ident
 from collections.abc import Iterator
 from importlib import import_module
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
 # profiler starts or stops; a detailed window would add such lines to the training's output, and to its FailureReason.
 # Its first start leaves a thread that waits on a condition variable.  A forked child has the variable but not the thread,
 # and the variable's destructor, which runs when the child exits, waits for the thread for ever.
+#
+# CUPTI, from which it has the kernels, stays attached to the process after a profile and makes each launch slower for the
+# rest of the training, unless this variable has Kineto detach it, in the first call of CUDA after the profile.  With CUDA
+# before 12.6, that crashes programs that use CUDA graphs.  A profile that starts before it is detached loses its kernels,
+# so the variable is set for the end of the window only; Kineto reads it once more when CUPTI is detached.
 
+TEARDOWN = "TEARDOWN_CUPTI"
+TEARDOWN_SINCE = (12, 6)
+TEARDOWN_NS = 1_000_000_000  # after the window, for the first call of CUDA
 
 LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
 QUIET = 99
@@ -168,6 +177,11 @@ def _is_unfinished(profiler: Any) -> bool:
     return bool(state.get("entered")) and state.get("kineto_results") is None
 
 
+def _cuda_version(torch: Any) -> tuple[int, ...]:
+    """Return the version of CUDA that torch was built with; empty if it was built without."""
+    return tuple(int(part) for part in (torch.version.cuda or "").split(".") if part.isdecimal())
+
+
 class TorchProfiler(Profiler):
     """Profiles operators and kernels, and times the submodules of the models."""
 
@@ -183,6 +197,7 @@ class TorchProfiler(Profiler):
         self._started = False  # at least once
         self._inherited = False
         self._handles: list[Any] = []
+        self._detached_ns: int | None = None  # when the variable was set
 
     def is_busy(self) -> bool:
         """Return whether the script profiles, or is about to."""
@@ -235,6 +250,18 @@ class TorchProfiler(Profiler):
         with self._scripts.own(), quiet(self._torch):
             session.stop()
         return lambda path: session.export_chrome_trace(str(path))
+
+    def detach(self) -> None:
+        """Have Kineto detach CUPTI, unless the script, or torch for it, has decided about that."""
+        if TEARDOWN not in os.environ and _cuda_version(self._torch) >= TEARDOWN_SINCE:
+            self._detached_ns = perf_counter_ns()
+            os.environ[TEARDOWN] = "1"
+
+    def beat(self) -> None:
+        """Remove the variable, for the sake of the script's profiles and of processes that it starts."""
+        if self._detached_ns is not None and perf_counter_ns() - self._detached_ns > TEARDOWN_NS:
+            self._detached_ns = None
+            os.environ.pop(TEARDOWN, None)
 
     def abandon(self) -> None:
         """Stop profiling on this thread: torch's session may not have been started, or may have stopped."""
