@@ -1,4 +1,4 @@
-"""A script that profiles with torch gets its whole trace, whatever it uses, and whenever the detailed window would begin."""
+"""A script that profiles with torch gets its whole trace, with every kind of profiler and wherever the detailed window begins."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_a_profiler_that_is_older_than_the_hook_is_found():
     scripts.remove()
 
 
-def test_torch_is_as_before_once_nobody_watches():
+def test_torch_is_as_before_once_the_watch_is_removed():
     names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
     before = [getattr(owner, name) for owner in (torch.autograd, torch.autograd.profiler) for name in names]
     scripts = ScriptProfilers(torch)
