@@ -229,7 +229,7 @@ def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Coll
 
 
 def failed_exits(root: Path) -> list[Path]:
-    """Return the files of processes that left with another exit code than 0, and that nobody has recovered."""
+    """Return the files of processes that left with another exit code than 0, and that are not recovered yet."""
     found = []
     for path in sorted((root / EXIT_FOLDER).glob("*_*_*")):
         with contextlib.suppress(OSError):

@@ -345,7 +345,7 @@ class Session(StepObserver):
         return self._leader.training_thread()
 
     def find_rank(self) -> int | None:
-        """Return the rank of this process as a framework or its launcher tells it, or None."""
+        """Return the rank of this process as a framework or its launcher reports it, or None."""
         found = [rank for rank in (adapter.rank() for adapter in self.adapters) if rank is not None]
         return found[0] if found else settings.rank_from()
 

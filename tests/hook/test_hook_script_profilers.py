@@ -1,4 +1,4 @@
-"""A script that profiles with torch gets its whole trace, with every kind of profiler and wherever the detailed window begins."""
+"""A script that profiles with torch gets its whole trace, with every kind of profiler at any start of the detailed window."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ PROGRAM = ROOT / "tests/hook/script_profilers.py"
 
 
 @pytest.mark.slow
-def test_the_scripts_profiler_wins_in_whatever_state_it_is():
+def test_the_scripts_profiler_wins_in_every_state():
     done = subprocess.run(
         [sys.executable, PROGRAM], capture_output=True, text=True, check=False, timeout=250, env=environment()
     )
