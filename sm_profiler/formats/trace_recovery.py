@@ -71,7 +71,7 @@ def recover_traces(
             publish(Path(root), path, _close_array(path, fd, stopped=asked, kills=kills), source, kind)
             count += 1
     if stopped:
-        count += _recover_loading(Path(root), node)
+        count += len(recover_loading(Path(root), node))
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
 
 
@@ -87,6 +87,23 @@ def record_vanished(root: Path, node: str, pid: int, state: str, at: float) -> N
     """
     record = {"version": __version__, "node": node, "pid": pid, END: state, END_US: int(at * 1e6), END_STEP: 0}
     write_record(root, source_name(pid, node), record)
+
+
+def is_recorded_since(root: Path, since: float, but: int | None = None) -> bool:
+    """Return whether a process has recorded steps, or its end, since a time in seconds since the epoch.
+
+    Args:
+        root: the `profiler-output` folder.
+        but: the id of a process that does not count.
+    """
+    own = f"_{but}"
+    for folder in (TRACE_FOLDER, EXIT_FOLDER):
+        for path in (root / folder).rglob("*_*"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if found.st_size and found.st_mtime >= since and f"{own}_" not in f"{path.name}_":
+                    return True
+    return False
 
 
 def recover_killed(root: Path, node: str, host: str) -> int:
@@ -162,9 +179,9 @@ def _was_asked_to_stop(root: Path, path: Path, source: str) -> bool:
         return False
 
 
-def _recover_loading(root: Path, node: str | None) -> int:
-    """Write records of the processes that were asked to stop before their first steps; return their number."""
-    count = 0
+def recover_loading(root: Path, node: str | None) -> set[int]:
+    """Write records of the processes that were asked to stop before their first steps; return their ids."""
+    found = set[int]()
     for path in sorted((root / LOADING_FOLDER).glob("*_*")):
         source, pid = path.name.rsplit("_", 1)
         number, _, own = source.partition("-")
@@ -178,8 +195,8 @@ def _recover_loading(root: Path, node: str | None) -> int:
             rank = {} if number == pid else {"rank": int(number)}
             end = {END: STOPPED, END_US: at_us, END_STEP: 0, END_PLACE: _place_in(text)}
             write_record(root, source, {"version": __version__, "node": own, "pid": int(pid), **rank, **end})
-            count += 1
-    return count
+            found.add(int(pid))
+    return found
 
 
 def _place_in(stack: str) -> str:
@@ -199,16 +216,32 @@ def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Coll
         if (_alive(pid) and not exits) or (node is not None and not source.endswith(f"-{node}")):
             continue
         with contextlib.suppress(Exception), _claimed(path, held=exits) as fd:
-            text, _, code = os.pread(fd, _MAX_RECORD, 0).partition(b"\n")
-            if not (code and code[0]):
+            text, code = _exit_record(os.pread(fd, _MAX_RECORD, 0))
+            if not code:
                 path.unlink()
                 continue
             process = json.loads(text)
-            state = STOPPED if stopped or code[0] - 128 in STOP_SIGNALS else CRASHED
-            write_record(root, source, {**process, END: state, END_CODE: code[0]})
+            state = STOPPED if stopped or code - 128 in STOP_SIGNALS else CRASHED
+            write_record(root, source, {**process, END: state, END_CODE: code})
             path.unlink()
             count += 1
     return count
+
+
+def failed_exits(root: Path) -> list[Path]:
+    """Return the files of processes that left with another exit code than 0, and that are not recovered yet."""
+    found = []
+    for path in sorted((root / EXIT_FOLDER).glob("*_*_*")):
+        with contextlib.suppress(OSError):
+            if _exit_record(path.read_bytes()[:_MAX_RECORD])[1]:
+                found.append(path)
+    return found
+
+
+def _exit_record(data: bytes) -> tuple[bytes, int]:
+    """Return the record of a process, and its exit code; 0 also if that is unknown."""
+    text, _, code = data.partition(b"\n")
+    return text, code[0] if code else 0
 
 
 @contextlib.contextmanager

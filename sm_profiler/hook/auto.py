@@ -66,9 +66,9 @@ def _shadow() -> str:
 
 def _complete_after_children(pid: int) -> None:
     """Complete the files of killed processes if this process has waited for children; nothing is imported otherwise."""
-    if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss or AUTO.problem():
-        return
-    try:
+    try:  # a script may have replaced any function
+        if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss or AUTO.problem():
+            return
         from sm_profiler.config import load_profile
         from sm_profiler.container import read_resources
         from sm_profiler.hook.process_end import complete

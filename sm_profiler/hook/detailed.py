@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 DETAILED = "detailed"
 SESSION = "ProfilerSession"  # TensorFlow's and JAX's class whose objects profile, for the script as well
+CUT_SHORT = "cut short: the script started to profile"
 MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
+WAY_SECONDS = 5.0  # that a profiler of the script, on another thread, waits for the end of the training's step
 ATTEMPTS = 5  # at stopping, each of which may be interrupted
 Steps: TypeAlias = list[tuple[int, int]]  # number within the mode, start in microseconds since the epoch; -1 is the end
 
@@ -41,16 +44,23 @@ class Profiler:
     Attributes:
         framework: name in paths.
         trace: format of its traces, for the conversion.
-        entry: owner and name of the function that every start of the framework's profiler calls, the script's as well.
+        is_of_thread: only the thread on which it started can stop it.
+        entry: owner and name of the function that every start of the framework's profiler calls, the script's as well;
+            None if the adapter watches the script's profilers.
     """
 
     framework: ClassVar[str]
     trace: ClassVar[str] = convert.XPLANE
-    entry: tuple[Any, str]
+    is_of_thread: ClassVar[bool] = False
+    entry: tuple[Any, str] | None = None
 
     def is_busy(self) -> bool:
         """Return whether the script profiles."""
         raise NotImplementedError
+
+    def obstacle(self) -> str:
+        """Return why the profiler cannot start; "" if it can."""
+        return "the script was profiling" if self.is_busy() else ""
 
     def prepare(self) -> None:
         """Prepare for a window that lies ahead; the profiler was started and stopped once."""
@@ -81,17 +91,13 @@ class Profiler:
         It may be called again, and when nothing runs.  A session that ends with its object has stopped already.
         """
 
-    def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether the window's own session makes a call of `entry`."""
-        return False
-
     def forked(self, session: Any) -> None:
         """Keep the session that ran in the parent, if any, from being freed: that would stop it.
 
         Its threads do not exist in the child, and their locks may be held for ever.
         """
         if session is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            _keep(session)
 
 
 class DetailedWindow(Collector):
@@ -103,6 +109,8 @@ class DetailedWindow(Collector):
         self._session = session
         self._profiler = profiler
         self._prepared = False
+        self._thread, self._over = 0, threading.Event()  # on which it started, and when it has stopped
+        self._is_asked = False  # to stop, by another thread
         self._running: Any = None  # the framework's session, while the window is open
         self._started = False  # it may run, also without a session if its start or stop was interrupted
         self._folder: Path | None = None  # of its files
@@ -120,10 +128,10 @@ class DetailedWindow(Collector):
 
     def prepare(self) -> None:
         """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
-        if self._prepared or self._profiler.is_busy():
-            return
-        self._prepared = True
-        with self._session.work.doing(f"{DETAILED} window is prepared"):
+        with self._session.work.doing(f"{DETAILED} window is prepared"), self._changing:
+            if self._prepared or self._profiler.obstacle():
+                return
+            self._prepared = True
             try:
                 self._start()
             finally:
@@ -133,18 +141,31 @@ class DetailedWindow(Collector):
     def enter(self, step: int) -> None:
         """Start the profiler, unless the script profiles."""
         with self._session.work.doing(f"{DETAILED} window starts"), self._changing:
-            if self._profiler.is_busy():
-                self._session.note(DETAILED, "left out: the script was profiling")
-                self._session.guard.warn("the detailed window is left out: the script is profiling")
+            if reason := self._profiler.obstacle():
+                self._session.note(DETAILED, f"left out: {reason}")
+                self._session.guard.warn(f"the detailed window is left out: {reason}")
                 return
             self._first_step, self._steps = step, []
             try:
                 self._start()
-                self._make_way()
+                self._watch()
                 self._profiler.opened()
             except BaseException:
                 self.failed()
                 raise
+
+    @contextmanager
+    def make_way(self) -> Iterator[None]:
+        """Stop the profiler, for the script starts to profile in the block; no window stops late, or starts, meanwhile."""
+        elsewhere = self._profiler.is_of_thread and self._thread != get_ident()
+        if elsewhere and self.is_open:
+            self._is_asked = True
+            self._over.wait(WAY_SECONDS)
+        with self._changing:
+            if self.is_open:
+                with self._session.guarded(DETAILED):
+                    self._end(CUT_SHORT, give_up=elsewhere)
+            yield
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
         """Record the start of a step; end a window that is too long."""
@@ -152,7 +173,9 @@ class DetailedWindow(Collector):
             return True
         session = self._session
         self._steps.append((session.tracker.number, session.timebase.now_us()))
-        if len(self._steps) > MAX_STEPS:
+        if self._is_asked:
+            self._end(CUT_SHORT)
+        elif len(self._steps) > MAX_STEPS:
             self._end(f"cut after {MAX_STEPS} steps")
         return False
 
@@ -184,7 +207,7 @@ class DetailedWindow(Collector):
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
         running, self._running, self._folder, self._started = self._running, None, None, False
-        self._changing = threading.RLock()
+        self._changing, self._over = threading.RLock(), threading.Event()
         self._children, self._converting = [], []
         self._patches.remove()
         self._profiler.forked(running)
@@ -214,6 +237,8 @@ class DetailedWindow(Collector):
     def _start(self) -> None:
         """Start the profiler; if an exception interrupts that, `failed` stops it."""
         self._folder = _new_folder()
+        self._thread, self._is_asked = get_ident(), False
+        self._over.clear()
         self._started = True
         self._running = with_blocked_signals(self._profiler.start, self._folder)  # threads of libraries start with it
 
@@ -227,24 +252,29 @@ class DetailedWindow(Collector):
         self._patches.remove()  # first: between the lines after it, nothing can interrupt
         running, folder = self._running, self._folder
         self._running = self._folder = None
+        self._over.set()  # what waits for that then waits for the lock
         return running, folder
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, give_up: bool = False) -> None:
         self._session.note(DETAILED, reason)
-        self.leave(-1)
+        if give_up:  # the training's thread may wait for this one
+            running, folder = self._take()
+            self._started = False
+            _keep(running)
+            shutil.rmtree(str(folder), ignore_errors=True)
+        else:
+            self.leave(-1)
         self._session.schedule.end(DETAILED)
 
-    def _make_way(self) -> None:
-        """Stop when the script starts to profile: two sessions at once are an error in every framework."""
+    def _watch(self) -> None:
+        """Make way when the script starts to profile: two sessions at once are an error in every framework."""
+        if self._profiler.entry is None:
+            return
         owner, name = self._profiler.entry
-        original, running = getattr(owner, name), self._running
+        original = getattr(owner, name)
 
         def starts(*args: Any, **kwargs: Any) -> Any:
-            if self._profiler.is_own(running, args):
-                return original(*args, **kwargs)
-            with self._changing:  # no window stops late, or starts, during the start of the script's session
-                with self._session.guarded(DETAILED):
-                    self._end("cut short: the script started to profile")
+            with self.make_way():
                 return original(*args, **kwargs)
 
         self._patches.put(owner, name, starts)
@@ -285,6 +315,11 @@ def _insist(action: Callable[[], None]) -> None:
             interrupt = error
     if interrupt is not None:
         raise interrupt
+
+
+def _keep(session: Any) -> None:
+    """Keep a framework's session from being freed, which would stop it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _new_folder() -> Path:

@@ -18,6 +18,7 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.process_end import NEVER_STARTED
+from sm_profiler.formats.trace_recovery import is_recorded_since
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, confined
@@ -493,7 +494,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    leaving = Leaving(partial(_leave, session), session.guard.failed)
+    leaving = Leaving(partial(_leave, session, os.getpid()), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
     stops = StopSignals(lambda: (session.root, session.source), session.later, session.guard.failed)
@@ -514,23 +515,32 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     return session
 
 
-def _record_failed_start(session: Session, pid: int) -> None:
-    """Record how a rank ends that fails before its first step: nothing else of it is in the profile.
+def _record_failed_start(session: Session, pid: int, code: int | None = None) -> None:
+    """Record how a process ends that fails before its first step: nothing else of it is in the profile.
 
-    Other processes are not recorded, since launchers and tools import frameworks, too.
+    A launcher fails because of what it has started, which is recorded; tools import frameworks, too.
+
+    Args:
+        code: it leaves by `os._exit` with this code.
     """
     if session.is_recording or session.closed or os.getpid() != pid or parent_process() is not None:
         return
     with session.guarded("end of the process"):
-        found = [rank for adapter in session.adapters if (rank := adapter.rank()) is not None]
-        session.rank = found[0] if found else settings.rank_from()
-        if session.rank is None or session.is_helper():
+        session.rank = session.find_rank()
+        if session.is_helper():
             return
-        record_failed_start(session.root, session.source, session.describe(), session.timebase.now_us())
+        process = session.describe()
+        if session.rank is None and (
+            settings.may_be_a_tool() or is_recorded_since(session.root, process["process_us"] / 1e6, pid)
+        ):
+            return
+        record_failed_start(session.root, session.source, process, session.timebase.now_us(), code=code)
 
 
-def _leave(session: Session, code: int) -> None:
+def _leave(session: Session, pid: int, code: int) -> None:
     session.leave(code)
+    if code:
+        _record_failed_start(session, pid, code)
     settings.leaves_at_once()
 
 

@@ -85,16 +85,22 @@ def how_it_leaves(code: int) -> dict[str, Any]:
     return {**found, END: found.get(END) if found.get(END) == STOPPED else state, END_CODE: code}
 
 
-def record_failed_start(root: Path, source: str, process: Mapping[str, Any], now_us: int) -> None:
-    """Write how this process ends before its first step, for an exit function; nothing of one that does not fail.
+def record_failed_start(
+    root: Path, source: str, process: Mapping[str, Any], now_us: int, *, code: int | None = None
+) -> None:
+    """Write how this process ends before its first step; nothing of one that does not fail.
+
+    Args:
+        code: it leaves by `os._exit` with this code; None in an exit function.
 
     Raises:
         OSError: it cannot be written.
     """
-    record = _before_first_step(process, now_us)
-    if record[END] == CRASHED:
+    record = _before_first_step(process, now_us, code)
+    is_rank = process.get("rank") is not None
+    if record[END] == CRASHED or (record[END] == STOPPED and not is_rank):  # the launcher stops the other ranks
         write_record(root, source, record)
-    elif record[END] == EXITED:
+    elif record[END] == EXITED and (is_rank or (root / IGNORED_FOLDER).is_dir()):  # any tool may import a framework
         record_exit_code(root, source, record)
 
 
@@ -110,8 +116,9 @@ def record_end(root: Path, source: str, process: Mapping[str, Any], now_us: int)
         record_exit_code(root, source, record)
 
 
-def _before_first_step(process: Mapping[str, Any], now_us: int) -> dict[str, Any]:
-    return {**process, "start_us": process["loaded_us"], **how_it_ends(), END_US: now_us, END_STEP: 0}
+def _before_first_step(process: Mapping[str, Any], now_us: int, code: int | None = None) -> dict[str, Any]:
+    end = how_it_ends() if code is None else how_it_leaves(code)
+    return {**process, "start_us": process["loaded_us"], **end, END_US: now_us, END_STEP: 0}
 
 
 def place_of(error: BaseException) -> str:

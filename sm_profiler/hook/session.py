@@ -337,14 +337,15 @@ class Session(StepObserver):
     @property
     def source(self) -> str:
         """Name of this process in file names: `<rank or pid>-<node>`."""
-        rank = self._find_rank() if self._recorder is None else self.rank
+        rank = self.find_rank() if self._recorder is None else self.rank
         return source_name(os.getpid() if rank is None else rank, self.node)
 
     def training_thread(self) -> int | None:
         """Return the id of the thread that trains."""
         return self._leader.training_thread()
 
-    def _find_rank(self) -> int | None:
+    def find_rank(self) -> int | None:
+        """Return the rank of this process as a framework or its launcher reports it, or None."""
         found = [rank for rank in (adapter.rank() for adapter in self.adapters) if rank is not None]
         return found[0] if found else settings.rank_from()
 
@@ -397,7 +398,7 @@ class Session(StepObserver):
             return self._recorder or self._new_recorder(start_ns)
 
     def _new_recorder(self, start_ns: int) -> Recorder:
-        self.rank = self._find_rank()
+        self.rank = self.find_rank()
         source = self.source
         self._started_us = self.timebase.to_us(start_ns)
         writer = TraceWriter(

@@ -37,6 +37,7 @@ from sm_profiler.source.job import Launched, lost_in_open_file
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running
 LEFT_S = 60.0  # the same if its processes have left files open, as in a copy of a running job's folder
+BEFORE_STEPS = "before its first training step"
 _FLUSH_S = 5.0  # the records of a killed process end up to so long before it does
 _TOGETHER_S = 2.0  # processes that were killed within this time were killed by the same hand
 _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy job end closer to each other
@@ -93,7 +94,7 @@ class RankEnd:
 
     @property
     def _after(self) -> str:
-        return f"after {_steps(self.step, counted=self.counted)}"
+        return _after(self.step, counted=self.counted)
 
     @property
     def _what(self) -> str:
@@ -207,7 +208,7 @@ class JobEnd:
     def sentence(self) -> str:
         """Its end in one sentence; "" for a job that is complete without a failed process, or of which nothing is known."""
         last = "" if self.silent_s is None else f"its last sign of life was {_long(self.silent_s)} before this report"
-        after = f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else ""
+        after = f" {_after(self.step, counted=self.counted)}" if self.step is not None else ""
         by_signal = signal_name(self.exit_code)
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
@@ -236,11 +237,11 @@ class JobEnd:
         """Place of a job that was stopped before its first step, as the end of a sentence; "" for any other."""
         if self.state != STOPPED or self.step != 0:
             return ""
-        return f" before its first training step{f', at {self.place}' if self.place else ''}"
+        return f" {BEFORE_STEPS}{f', at {self.place}' if self.place else ''}"
 
     @property
     def _while(self) -> str:
-        return self.stopped_at or (f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else "")
+        return self.stopped_at or (f" {_after(self.step, counted=self.counted)}" if self.step is not None else "")
 
     @property
     def _by_signal(self) -> str:
@@ -276,8 +277,10 @@ def _because(error: str, place: str) -> str:
     return f": {error}{f' ({place})' if place else ''}" if error else ""
 
 
-def _steps(count: int, *, counted: bool) -> str:
-    return f"{'' if counted else 'at least '}{plural(count, 'training step')}"
+def _after(steps: int, *, counted: bool) -> str:
+    if not steps and counted:
+        return BEFORE_STEPS
+    return f"after {'' if counted else 'at least '}{plural(steps, 'training step')}"
 
 
 def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[int, float]]) -> tuple[RankEnd, ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from sm_profiler.formats.process_end import END_STEP, END_US
 from sm_profiler.formats.recorded import Compile, Save
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS, TRAINING, transitions
+from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS, TRAINING, ended_attempts, transitions
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import TRAIN
@@ -82,12 +84,23 @@ def job_seconds(value: object) -> float | None:
 
 
 def unstored_attempts(metrics: JobMetrics) -> str:
-    """Return that attempts have no steps, as a part of a sentence; "" if all have some."""
-    found = [str(number) for number in metrics.attempts_without_steps]
-    if not found:
-        return ""
-    named = f"attempt {found[0]}" if len(found) == 1 else f"attempts {', '.join(found[:-1])} and {found[-1]}"
-    return f"steps of {named} are not stored"
+    """Return why attempts have no steps, as a part of a sentence; "" if all have some."""
+    starts = [start for start, _ in ended_attempts(metrics.description)]
+    ended = [one[END_US] for one in metrics.metadata if one.get(END_STEP) == 0 and isinstance(one.get(END_US), int)]
+    early = {bisect_right(starts, at_us / 1e6) for at_us in ended}  # number of the attempt
+    missing = metrics.attempts_without_steps
+    stopped, lost = [one for one in missing if one in early], [one for one in missing if one not in early]
+    found = []
+    if stopped:
+        found.append(f"{_attempts(stopped)} stopped before {'its' if len(stopped) == 1 else 'their'} first step")
+    if lost:
+        found.append(f"steps of {_attempts(lost)} are not stored")
+    return "; ".join(found)
+
+
+def _attempts(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"attempts {', '.join(others)} and {last}" if others else f"attempt {last}"
 
 
 # Secondary status of a training job → part of the start; only what follows the instance's own start is paid.

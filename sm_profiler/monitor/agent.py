@@ -30,11 +30,16 @@ from sm_profiler.formats.layout import (
     FRAMEWORK,
     IGNORED_FOLDER,
     SYSTEM,
-    TRACE_FOLDER,
     is_ignored,
 )
 from sm_profiler.formats.process_end import KILLED, OUT_OF_MEMORY, STOPPED
-from sm_profiler.formats.trace_recovery import are_traces_held, record_vanished, recover_traces
+from sm_profiler.formats.trace_recovery import (
+    are_traces_held,
+    is_recorded_since,
+    record_vanished,
+    recover_loading,
+    recover_traces,
+)
 from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
@@ -255,6 +260,7 @@ class Agent:
     _reported_client: bool = attrs.field(default=False, init=False)
     _reported_left: bool = attrs.field(default=False, init=False)
     _oom_kills: int | None = attrs.field(factory=oom_kills, init=False)
+    _started_s: float = attrs.field(factory=time.time, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.profile = LiveProfile(self.task.config, self.task.hook)
@@ -412,11 +418,12 @@ class Agent:
             recover_traces(self.root, self.task.node, stopped=self.terminated)
 
     def _record_vanished(self) -> None:
-        """Write how processes ended of a job of which nothing else is recorded, as of a crash while it starts."""
-        if not self.task.hook or (self.root / TRACE_FOLDER).exists():
+        """Write how processes ended of an attempt of which nothing else is recorded, as of a crash while it starts."""
+        if not self.task.hook or is_recorded_since(self.root, self._started_s):
             return
         state = STOPPED if self.terminated else KILLED if oom_kills() == self._oom_kills else OUT_OF_MEMORY
-        for pid in self.registry.vanished():
+        asked_to_stop = recover_loading(self.root, self.task.node)
+        for pid in set(self.registry.vanished()) - asked_to_stop:
             with contextlib.suppress(OSError):
                 record_vanished(self.root, self.task.node, pid, state, time.time())
 

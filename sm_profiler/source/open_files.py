@@ -20,9 +20,15 @@ from pathlib import Path
 
 from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.process_end import KILLED
-from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, record_vanished, recover_traces, was_killed_here
+from sm_profiler.formats.trace_recovery import (
+    MAX_LEFT_BYTES,
+    failed_exits,
+    record_vanished,
+    recover_traces,
+    was_killed_here,
+)
 from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import ProcessRegistry
 from sm_profiler.storage import FileInfo, LocalStorage
@@ -140,7 +146,8 @@ class LeftStorage:
 def with_left_files(local: LocalStorage) -> LocalStorage | LeftStorage:
     """Return a folder with what its job left open; the folder itself if there is nothing."""
     found = [path for path in open_files(local.root) if path.stat().st_size and _is_left(path, local.root)]
-    return LeftStorage(local, found, sorted((local.root / EXIT_FOLDER).glob("*_*_*"))) if found else local
+    exits = failed_exits(local.root)
+    return LeftStorage(local, found, exits) if found or exits else local
 
 
 def _record_vanished(path: Path, root: Path, to: Path, host: str) -> None:

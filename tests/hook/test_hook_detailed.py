@@ -107,7 +107,7 @@ def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, p
     profiler.stop = stop
     window._patches.remove()
     setattr(profiler.module, SESSION, Scripts)
-    window._make_way()
+    window._watch()
     starts = getattr(profiler.module, SESSION)  # looked up by the script before the window ends
     leaving = threading.Thread(target=window.leave, args=(-1,))
     leaving.start()
@@ -155,7 +155,7 @@ def test_what_keeps_launches_slow_is_detached_at_the_end_of_a_window(monkeypatch
     torch = SimpleNamespace(
         version=SimpleNamespace(cuda=cuda), autograd=SimpleNamespace(profiler=SimpleNamespace(profile=profile))
     )
-    profiler = pytorch_detailed.TorchProfiler(None, torch, None)
+    profiler = pytorch_detailed.TorchProfiler(None, torch, None, None)
     profiler.detach()
     assert os.environ.get(TEARDOWN) == during
     profiler.beat()

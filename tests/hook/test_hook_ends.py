@@ -214,16 +214,25 @@ def test_a_process_that_is_asked_to_stop_before_its_first_step_has_the_line(tmp_
         ("raise ValueError('no data')", "1", {"rank": 1, "end": "crashed", "end_code": 1, "end_error": "ValueError: no data", "end_place": "train.py:2", "end_step": 0}),
         ("import sys\nsys.exit(3)", "1", {"rank": 1, "end": "crashed", "end_code": 3, "end_step": 0}),
         ("pass", "1", None),
-        ("raise ValueError('of a launcher')", "", None),
+        ("raise ValueError('no data')", "", {"rank": None, "end": "crashed", "end_code": 1, "end_error": "ValueError: no data", "end_place": "train.py:2", "end_step": 0}),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])", "", {"end": "crashed", "end_code": 2, "end_step": 0}),
+        ("raise MemoryError", "", {"end": "crashed", "end_error": "MemoryError"}),
+        ("raise KeyboardInterrupt", "", {"end": "stopped", "end_error": "KeyboardInterrupt"}),
+        ("import os\nos._exit(4)", "", {"end": "crashed", "end_code": 4, "end_step": 0}),
+        ("import sys\nsys.exit(0)", "", None),
+        ("import os\nos._exit(0)", "", None),
+        ("import os, subprocess, sys\nsubprocess.run([sys.executable, '-m', 'sm_profiler.hook.launch', 'of.py'], env={**os.environ, 'RANK': '1'})\nraise ValueError('of a launcher')", "", {"rank": 1, "end_error": "ValueError: of a rank"}),
     ],
 )  # fmt: skip
-def test_a_rank_that_fails_before_its_first_step_is_recorded(tmp_path, statement, rank, end):
+def test_a_process_that_fails_before_its_first_step_is_recorded(tmp_path, statement, rank, end):
     script, profile = tmp_path / "train.py", tmp_path / "profile"
     script.write_text(f"import torch\n{statement}\n")
+    (tmp_path / "of.py").write_text("import torch\nraise ValueError('of a rank')\n")
+    (profile / IGNORED_FOLDER).mkdir(parents=True)  # of a job
     config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
     command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script)]
     variables = environment(SM_PROFILER_CONFIG=config, **({"RANK": rank, "WORLD_SIZE": "2"} if rank else {}))
-    subprocess.run(command, env=variables, check=False, timeout=120)
+    subprocess.run(command, env=variables, cwd=tmp_path, check=False, timeout=120)
     recover_traces(profile, stopped=False)
     files = [json.loads(path.read_text()) for path in profile.rglob("*_pythontimeline.json")]
     records = [event["args"] for events in files for event in events if event["name"] == "sm_profiler/process"]

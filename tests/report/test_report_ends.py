@@ -341,7 +341,9 @@ def test_a_rank_that_fails_before_its_first_step_is_the_verdict():
     report = report_from(metadata=(failed,), facts=of_run("crashed", 1))
     main = report.verdict.main
     assert main.kind is Class.DEAD_RANK
-    assert main.headline.startswith("After 0 training steps, algo-1-1 failed: ValueError: no data (train.py:3).")
+    assert main.headline.startswith(
+        "Before its first training step, algo-1-1 failed: ValueError: no data (train.py:3)."
+    )
     found = json.loads(to_json(report))["end"]
     assert (found["state"], found["exit_code"], found["error"]) == ("crashed", 1, "ValueError: no data")
     assert [(row["metric"], row["value"]) for row in json.loads(to_json(report))["verdict"]["evidence"]] == [

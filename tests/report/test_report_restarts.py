@@ -102,6 +102,15 @@ def test_attempts_whose_steps_are_not_stored_are_named(attempts, missing):
         assert bool(missing) == ("not stored" in text)
 
 
+def test_an_attempt_that_recorded_its_end_before_its_first_step_has_lost_nothing():
+    early = {"node": "algo-1", "rank": 0, "start_us": int((START_S - 50) * 1e6), "end": "stopped", "end_step": 0}
+    early["end_us"] = int((START_S - 31) * 1e6)
+    description = spot((-60, -30), (0.5, 50), (52, 55), (59, 90))
+    report = report_from(interrupted(1.5), metadata=(early, *METADATA), description=description)
+    text = " ".join(terminal_summary(report, width=100).split())
+    assert "attempt 1 stopped before its first step; steps of attempt 3 are not stored" in text
+
+
 def test_jobs_that_a_retry_strategy_starts_again_were_interrupted():
     rows = [{"Status": "Training"}, {"Status": "Restarting"}, {"Status": "Training"}]
     assert metrics_of(training(100), description={"SecondaryStatusTransitions": rows}).interruptions[0] == 1

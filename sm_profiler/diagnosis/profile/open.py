@@ -17,6 +17,7 @@ from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.ends import BEFORE_STEPS
 from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record, why_no_steps
 
 MAX_GPUS = 4  # in a sentence
@@ -110,6 +111,9 @@ def _no_step(metrics: JobMetrics) -> tuple[str, str]:
             f"It was stopped{stopped}.",
             f"Let it run longer. {marked}",
         )
+    if metrics.ending.failed:
+        known = "Correct the error that ended it" if metrics.ending.error else "Look into its output for the reason"
+        return f"It failed {BEFORE_STEPS}.", f"{known}; of the training, nothing could be measured yet."
     return text, f"Look into the script's output for an error in its first step. {marked}"
 
 

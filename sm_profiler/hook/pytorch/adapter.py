@@ -22,7 +22,7 @@ from sm_profiler.hook.frames import stack_of
 from sm_profiler.hook.guard import at_thread_end
 from sm_profiler.hook.patches import when_loaded
 from sm_profiler.hook.pytorch.cuda import Allocator, CudaCollector
-from sm_profiler.hook.pytorch.detailed import TorchProfiler
+from sm_profiler.hook.pytorch.detailed import ScriptProfilers, TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.graphs import Compilations, OperatorCount
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
@@ -162,7 +162,9 @@ class PyTorchAdapter(FrameworkAdapter):
         self.loaders = DataLoaderCollector(session, torch, self.forwards)
         self.cuda = CudaCollector(session, torch, self.forwards.models)
         self._operators = OperatorCount(session, torch)
-        self._detailed = DetailedWindow(session, TorchProfiler(session, torch, self.forwards))
+        self._profilers = ScriptProfilers(torch)
+        self._detailed = DetailedWindow(session, TorchProfiler(session, torch, self.forwards, self._profilers))
+        self._profilers.make_way = self._detailed.make_way
         self._compiled = Compilations(session.append, lambda: session.tracker.number)
         self._allocator = Allocator(session.append, torch)
         self._recursion = Recursion()
@@ -170,6 +172,7 @@ class PyTorchAdapter(FrameworkAdapter):
     def install(self) -> None:
         """Patch torch and add the collectors."""
         session = self.session
+        self._profilers.watch()
         session.add(self.forwards)
         session.add(self.loaders)
         self.loaders.install()
@@ -207,6 +210,7 @@ class PyTorchAdapter(FrameworkAdapter):
             handler.__dict__.pop("clear", None)
             with contextlib.suppress(ValueError):
                 handler.remove_start_callback(self._compiling)
+        self._profilers.remove()
         self._compiled.remove()
         self.forwards.remove()
         self._recursion.remove()

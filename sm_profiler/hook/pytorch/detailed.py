@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import os
+from _thread import get_ident
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +23,7 @@ from sm_profiler.hook.pytorch.forward import add_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from sm_profiler.hook.pytorch.forward import Forwards
     from sm_profiler.hook.session import Session
@@ -42,6 +46,7 @@ TEARDOWN_NS = 1_000_000_000  # after the window, for the first call of CUDA
 LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
 QUIET = 99
 MAX_MODULES = 2000
+INHERITED = "this process was forked while the profiler of its parent was on"
 
 
 def exit_without_destructors() -> None:
@@ -92,6 +97,86 @@ def quiet(torch: Any) -> Iterator[None]:
         patches.remove()
 
 
+class ScriptProfilers:
+    """Sees the script's profilers through the functions of C++ that each of them calls, for the whole run.
+
+    torch reports a profiler that is prepared, but not started yet, as disabled.  Kineto has a single session, though: a
+    profiler that starts or stops meanwhile takes it away, and torch crashes when the script's profiler stops.
+
+    Attributes:
+        make_way: stops the window's profiler, and keeps it from starting inside the block.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.make_way: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self._torch = torch
+        self._patches = Patches(pass_on)
+        self._threads: set[int] = set()  # that prepared or started a profiler, and have not stopped it
+        self._own = 0  # thread on which the window's profiler starts or stops
+        self._searched = False
+
+    def watch(self) -> None:
+        """Wrap the functions, which are called whenever a profiler starts or stops, and at no other time."""
+        autograd = self._torch.autograd
+        for owner in (autograd, autograd.profiler, getattr(autograd, "profiler_legacy", None)):
+            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+                self._patches.replace(owner, name, self._wrap_start)
+            for name in ("_disable_profiler", "_disable_profiler_legacy"):
+                self._patches.replace(owner, name, self._wrap_stop)
+
+    def remove(self) -> None:
+        """Restore the functions."""
+        self._patches.remove()
+
+    def any(self) -> bool:
+        """Return whether the script has prepared or started a profiler that it has not stopped."""
+        if not self._searched:  # some may be older than the hook
+            self._searched = True
+            kind = self._torch.autograd.profiler.profile
+            if any(_is_unfinished(found) for found in gc.get_referrers(kind) if type(found) is kind):
+                self._threads.add(0)
+        return bool(self._threads or self._torch.autograd._profiler_enabled())  # torch has no public function for it
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Let the window's profiler start or stop in the block, on this thread."""
+        self._own = get_ident()
+        try:
+            yield
+        finally:
+            self._own = 0
+
+    def _wrap_start(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def starts(*args: Any, **kwargs: Any) -> Any:
+            if self._own == (thread := get_ident()):
+                return original(*args, **kwargs)
+            with self.make_way():
+                self._threads.add(thread)
+                return original(*args, **kwargs)
+
+        return starts
+
+    def _wrap_stop(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def stops(*args: Any, **kwargs: Any) -> Any:
+            if self._own == (thread := get_ident()):
+                return original(*args, **kwargs)
+            with self.make_way():  # a script may stop what it has not started: that must not be the window's profiler
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._threads -= {thread, 0}
+
+        return stops
+
+
+def _is_unfinished(profiler: Any) -> bool:
+    """Return whether a profiler of torch was prepared, and not stopped since."""
+    state = vars(profiler)
+    return bool(state.get("entered")) and state.get("kineto_results") is None
+
+
 def _cuda_version(torch: Any) -> tuple[int, ...]:
     """Return the version of CUDA that torch was built with; empty if it was built without."""
     return tuple(int(part) for part in (torch.version.cuda or "").split(".") if part.isdecimal())
@@ -102,19 +187,25 @@ class TorchProfiler(Profiler):
 
     framework = "pytorch"
     trace = KINETO
+    is_of_thread = True
 
-    def __init__(self, session: Session, torch: Any, forwards: Forwards) -> None:
+    def __init__(self, session: Session, torch: Any, forwards: Forwards, scripts: ScriptProfilers) -> None:
         self._session = session
         self._torch = torch
         self._forwards = forwards
-        self.entry = torch.autograd.profiler.profile, "_prepare_trace"
+        self._scripts = scripts
         self._started = False  # at least once
+        self._inherited = False
         self._handles: list[Any] = []
         self._detached_ns: int | None = None  # when the variable was set
 
     def is_busy(self) -> bool:
-        """Return whether the script profiles."""
-        return bool(self._torch.autograd._profiler_enabled())  # torch has no public function for it
+        """Return whether the script profiles, or is about to."""
+        return self._scripts.any()
+
+    def obstacle(self) -> str:
+        """Return why the profiler cannot start."""
+        return INHERITED if self._inherited else super().obstacle()
 
     def start(self, folder: Path) -> Any:
         """Start profiling."""
@@ -125,7 +216,7 @@ class TorchProfiler(Profiler):
             with contextlib.suppress(ImportError):  # torch would discard an exception of the script during this import
                 import_module("torch.profiler._cupti_monitor")
         self._started = True
-        with quiet(self._torch):
+        with self._scripts.own(), quiet(self._torch):
             profiler.start()
         return profiler
 
@@ -156,7 +247,7 @@ class TorchProfiler(Profiler):
     def stop(self, session: Any) -> Callable[[Path], object]:
         """Stop profiling; return what writes the trace."""
         self._remove_hooks()
-        with quiet(self._torch):
+        with self._scripts.own(), quiet(self._torch):
             session.stop()
         return lambda path: session.export_chrome_trace(str(path))
 
@@ -175,21 +266,18 @@ class TorchProfiler(Profiler):
     def abandon(self) -> None:
         """Stop profiling on this thread: torch's session may not have been started, or may have stopped."""
         profiler = self._torch.autograd.profiler
-        if self.is_busy():
-            with quiet(self._torch):
+        if self._torch.autograd._profiler_enabled():  # torch has no public function for it
+            with self._scripts.own(), quiet(self._torch):
                 self._torch.autograd._disable_profiler()  # torch has no public function for it
         if hasattr(profiler, "_run_on_profiler_stop"):
             profiler._run_on_profiler_stop()
         self._remove_hooks()
 
-    def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether the window's session prepares its trace."""
-        return bool(args) and args[0] is session.profiler
-
     def forked(self, session: Any) -> None:
         """Let the child run without the parent's profiler."""
         if self._started:
             exit_without_destructors()
+        self._inherited = self._inherited or session is not None
         if session is not None:  # it would record the child's operators for as long as the child lives
             self._torch.autograd._enable_record_function(False)  # torch has no public function for it
         self._remove_hooks()
