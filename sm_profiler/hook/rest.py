@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise, zip_longest
+from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import ClassVar, TypeAlias
@@ -119,12 +120,14 @@ class CallRest(Rest):
 
     Attributes:
         until: time at which the rest ends, with the start of the next step.
-        waits: for results, one after the other.
+        thread: the one that trains.
+        waits: for results, in the order of their ends; one may contain those before it.
     """
 
     until: int = attrs.field(kw_only=True)
+    thread: int = attrs.field(factory=get_ident, kw_only=True)
     waits: list[Wait] = attrs.field(factory=list, kw_only=True)
-    cost_us: ClassVar[float] = 8.0
+    cost_us: ClassVar[float] = 6.0
 
     @property
     def counted(self) -> int:
@@ -138,6 +141,8 @@ class CallRest(Rest):
             end, kept = limit, []
             while at < count and waits[at][1] < limit:
                 end = waits[at][2]
+                while kept and kept[-1][1] >= waits[at][1]:  # inside this one
+                    kept.pop()
                 if end - waits[at][1] >= MIN_WAIT_NS:
                     kept.append(waits[at])
                 at += 1

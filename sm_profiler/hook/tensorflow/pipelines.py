@@ -227,9 +227,10 @@ ENDS = 4  # iterators that are sampled when they end: epochs may be shorter than
 
 @attrs.define(eq=False)
 class _Pipeline:
-    """An iterator, and the beat at which its model is read next."""
+    """The latest iterator of a dataset, and the beat at which its model is read next."""
 
-    iterator: Any  # a weak reference
+    dataset: Any  # weak references
+    iterator: Any
     beats: int = 0
     due: int = 1
 
@@ -260,8 +261,14 @@ class Stages(Collector):
         self._patches.remove()
 
     def _created(self, _none: None, iterator: Any, dataset: Any = None, *_args: Any, **_kwargs: Any) -> None:
-        if dataset is not None and self._eager() and not self._session.quiet:
-            self._pipelines.append(_Pipeline(weakref.ref(iterator)))
+        if dataset is None or not self._eager() or self._session.quiet:
+            return
+        latest = weakref.ref(iterator)
+        for pipeline in self._pipelines:
+            if pipeline.dataset() is dataset:  # another epoch: its model is known, and reading it takes milliseconds
+                pipeline.iterator = latest
+                return
+        self._pipelines.append(_Pipeline(weakref.ref(dataset), latest))
 
     def beat(self) -> None:
         """Read models that are due."""
