@@ -221,7 +221,7 @@ def _generator(function: Any, depth: int = 3) -> Any:
 
 
 DATALOADER = "dataloader"
-RECENT_ITERATORS = 8  # that are sampled
+RECENT_DATASETS = 8  # whose iterators are sampled
 ENDS = 4  # iterators that are sampled when they end: epochs may be shorter than the interval of the recorder
 
 
@@ -236,7 +236,7 @@ class _Pipeline:
 
 
 class Stages(Collector):
-    """Reads the model that TensorFlow's autotuning keeps of each iterator: less and less often, on the recorder's thread."""
+    """Reads the model that TensorFlow's autotuning keeps of each iterator, on the recorder's thread: of a dataset less and less often."""
 
     name = DATALOADER
     follows_steps = False  # batches are fetched ahead of their step
@@ -246,7 +246,7 @@ class Stages(Collector):
         self._read = tensorflow.data.experimental.get_model_proto
         self._missing = tensorflow.errors.NotFoundError
         self._eager = tensorflow.executing_eagerly
-        self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_ITERATORS)
+        self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_DATASETS)
         self._patches = Patches(functools.partial(session.switch_off, self))
         self._ends = 0
         self._parallelism = -1
