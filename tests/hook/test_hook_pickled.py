@@ -84,7 +84,7 @@ class FakeJit:
 @pytest.mark.parametrize("pickler", PICKLERS)
 def test_what_the_script_compiles_is_pickled_as_what_jax_made(pickler):
     made = FakeJit(abs)
-    call = Call(None, made, made, threading.Lock(), None)
+    call = Call(None, made, made, threading.Lock())
     found = load(pickler(call))
     assert (type(found), found(-2)) == (FakeJit, 2)
     assert type(copy.deepcopy(call)) is FakeJit
