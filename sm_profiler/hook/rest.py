@@ -19,6 +19,7 @@ REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages a
 COMPARED = 256  # comparisons that are kept
 ENOUGH = 16  # comparisons
 COMPARED_RESTS = 8  # of so many, the last step of one is compared once there are enough: a rest costs time to begin
+ENDLESS = 2**62  # nanoseconds, or a number that is not reached
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 

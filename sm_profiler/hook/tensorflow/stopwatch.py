@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import attempt
+from sm_profiler.hook.rest import ENDLESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,6 @@ BLOCK = 256  # rows; two blocks are read at once
 PATIENCE = 8  # rows after a missing row, since the function failed in between; before, it may be written yet
 CPU = "/device:CPU:0"
 NAME = "sm_profiler_batches"
-ENDLESS = 2**62
 # A row: its number, from 1 on, the start, the end, and the number again plus what the row is.  Another thread may read a
 # row that is being written; a row whose numbers differ is not complete.
 COLUMNS = 4
