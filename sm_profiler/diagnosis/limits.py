@@ -37,8 +37,7 @@ MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred tim
 REPEAT = 0.03  # of a step; the same training on the same machine differs by this much from run to run
 REPEAT_MOST = 0.15  # of a step; a machine that varies more is disturbed in this run only
 SAVED = (0.86, 0.96, 1.0)  # of calls and exceptions: a rare or shorter one is left
-PART_SAVED = (0.7, 0.9)  # at least and usually, of a share that no model describes
-PART_SAVED_INDIRECT = (0.5, 0.8)  # the same of a share that was not measured directly
+PART_SAVED_INDIRECT = (0.5, 0.8)  # at least and usually, of a share that was not measured directly
 EVICTED = 0.2  # of what is saved; what code between the parts of a step evicts from caches costs about as much more
 KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % on an H100, fusing elementwise operators 83 %
     "INPUT_BOUND": (0.7, 0.9, 1.0), "SYNC_BOUND": (0.5, 0.8, 1.0), "HOST_BOUND": (0.3, 0.65, 0.9),

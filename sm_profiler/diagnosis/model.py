@@ -6,6 +6,8 @@ renamed.
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 import attrs
@@ -22,6 +24,8 @@ from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.source import FileQuality
 
+# How far the ratio of two runs of the same training lies from 1 by chance.
+_TWO_RUNS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2) * math.sqrt(2) * limits.REPEAT
 _COMPARED = {  # `Evidence.held` → words around the threshold
     "good from": "good: {} or more",
     "used from": "in use: {} or more",
@@ -95,8 +99,14 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> Interval:
-        """The factor by which something becomes faster without these shares of its time."""
-        return Interval(1 / (1 - self.low), 1 / (1 - self.value), 1 / (1 - self.high))
+        """The factor by which a run without these shares of its time is faster than another run with them.
+
+        Two runs differ by chance, too. That does not take away more than half of what is certain.
+        """
+        low, value, high = (1 / (1 - part) for part in (self.low, self.value, self.high))
+        slower, faster = (math.exp(math.hypot(_TWO_RUNS, math.log(one))) for one in (value / low, high / value))
+        least = 1 + (low - 1) * limits.MAJORITY
+        return Interval(max(value / slower, least), value, min(value * faster, 1 / (1 - limits.MOST_SAVED)))
 
 
 class Gain(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ class Saving:
         certain: factor of what is saved in any case; default: `low`.
         error: standard error of the seconds, as a share of them; default: that of the finding.
         evicts: other code runs between the parts of a step, which find their caches empty after it.
+        once: seconds of what happens once, in the first steps, that it saves at least, usually and at most.
     """
 
     seconds: Floats
@@ -44,6 +45,7 @@ class Saving:
     certain: float | None = None
     error: float | None = None
     evicts: bool = False
+    once: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def at_most(self, seconds: float) -> Saving:
         """Return the saving with no more seconds in all than these, in any case."""

@@ -302,7 +302,7 @@ def recompilation(case: Case) -> Found | None:
     advice = f"recompilation_{compiler.replace('.', '_')}"
     return Found(
         "recompilation", words, tuple(evidence), share,
-        advice if advice in ADVICE else "recompilation_torch_compile", _compiled_once,
+        advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, _again_in_first_steps(spent)),
         "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
         share * _chance(spent), lines_of_records(spent.records),
     )  # fmt: skip
@@ -317,7 +317,12 @@ def _chance(spent: Spent[Compile]) -> float:
     return float(np.sqrt((seconds**2).sum()) / seconds.sum()) if seconds.sum() > 0 else 1.0
 
 
-def _compiled_once(loop: Loop) -> Saving | None:
+def _again_in_first_steps(spent: Spent[Compile]) -> float:
+    """Return the seconds of the first steps in which functions are compiled for the second time, or more often."""
+    return sum(one.seconds for one in spent.records if in_first_steps(one))
+
+
+def _compiled_once(first: float, loop: Loop) -> Saving | None:
     """Make the steps that compile again as long as others: what was compiled runs slowly at first, which no record shows.
 
     If there are no others, such a step may take any time, so at most all of it is saved.
@@ -333,9 +338,11 @@ def _compiled_once(loop: Loop) -> Saving | None:
     else:
         whole = float(loop.training[rows].sum())
     least, value, most = limits.SAVED
-    lost = again * ((total + beyond) / total)
-    taken = (AGAIN, "compiled", "forward", "backward")
-    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
+    collected = np.minimum(loop.of_activity(COLLECTING), again)  # tracing leaves garbage
+    lost = again * ((total + beyond) / total) + collected
+    taken = (AGAIN, COLLECTING, "compiled", "forward", "backward")
+    first = min(first, loop.once)
+    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0, once=(first * least, first * value, first))
 
 
 def collections(case: Case) -> Found | None:
@@ -373,7 +380,7 @@ def evaluation(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in limits.SAVED], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

@@ -39,6 +39,7 @@ from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Compile, Threads
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
 _TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
@@ -116,9 +117,16 @@ class Case:
     @cached_property
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
-        whole = self.mean(lambda rank: rank.loop)
+        before = self.mean(self._compiled_before)
+        whole = max(self.mean(lambda rank: rank.loop) - before, 0.0)
         loop = Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
-        return loop and attrs.evolve(loop, once=in_first_steps(start_parts(self.metrics)))
+        return loop and attrs.evolve(loop, once=max(in_first_steps(start_parts(self.metrics)) - before, 0.0))
+
+    def _compiled_before(self, rank: Rank) -> float:
+        """Return the seconds in which functions are compiled before the first training step: to make the model."""
+        first = float(rank.steps[rank.train].start[0]) / 1e6
+        own = [one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first]
+        return float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1]) if own else 0.0
 
     @cached_property
     def ledger(self) -> Ledger:

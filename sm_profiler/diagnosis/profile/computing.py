@@ -234,7 +234,7 @@ def part_of_share(
         kept: share of the time that a healthy loop may spend on it.
         sure: it was measured directly.
     """
-    least, value = limits.PART_SAVED if sure else limits.PART_SAVED_INDIRECT
+    least, value = limits.SAVED[:2] if sure else limits.PART_SAVED_INDIRECT
     share = min(max(float(np.nan_to_num(share)), 0.0), 1.0)
     certain = max(min(least * share, share - kept), 0.0) / max(value * share, 1e-12)
     return Saving(loop.now * share * value, least / value, 1 / value, taken, certain=certain)
@@ -339,7 +339,7 @@ def _recorded_stacks(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
         spent = loop.usual("forward") * part
-        return Saving(spent, limits.PART_SAVED[1], 2, ("forward", "backward"), strict=True)
+        return Saving(spent, limits.SAVED[0], 2, ("forward", "backward"), strict=True)
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
@@ -437,11 +437,13 @@ class PerSample:
         )  # fmt: skip
 
     def saves(self, loop: Loop) -> Saving:
-        """Save the loss and its gradients, and in any case a part of the loss itself."""
-        least, usually = limits.PART_SAVED
-        value = (self.between + self.backward) * usually
-        low = self.between * least / value
-        return Saving(loop.now * value, low, 1 / usually, (*REST, "backward"))
+        """Save the loss, and its gradients, of which it is not measured how long they take."""
+        low, value = (
+            self.between * part + self.backward * indirect
+            for part, indirect in zip(limits.SAVED, limits.PART_SAVED_INDIRECT, strict=False)
+        )
+        certain = self.between * limits.SAVED[0] / value
+        return Saving(loop.now * value, low / value, (self.between + self.backward) / value, (*REST, "backward"), certain=certain)
 
 
 def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
@@ -689,8 +691,6 @@ def _one_by_one(case: Case) -> Found | None:
     share = min((compiled * calls[2] if calls else 0.0) + dispatched.share, 1.0)
     if share < limits.NOTICEABLE:
         return None
-    # compiling fuses what the operations compute, too
-    most = min(compiled + dispatched.share, 1.0) / share if calls else 1.0
     evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
     cost, error = FRAGMENTS["besides_compiled"], dispatched.error
     if calls:
@@ -704,8 +704,16 @@ def _one_by_one(case: Case) -> Found | None:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", dispatched.samples))
 
     def saves(loop: Loop) -> Saving:
-        saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
-        return attrs.evolve(saving, high=saving.high * max(most, 1.0))
+        """Save the launches, and at best all that is not compiled yet, with the compilations of single operations."""
+        least, value = limits.SAVED[:2]
+        inside = loop.of_activity(*_STEP, *(("compiled",) if calls else ()))
+        seconds = np.minimum(loop.now * share, inside)
+        most = float(inside.sum()) / max(float(seconds.sum()), 1e-12)
+        usual = value * (1 + most) / 2
+        sure = least if calls else limits.PART_SAVED_INDIRECT[0]
+        certain = max(min(sure, 1 - (limits.NOTICEABLE - limits.FLOOR) / share), 0.0)
+        once = 0.0, loop.once * limits.MAJORITY / 2, loop.once * limits.MAJORITY
+        return Saving(seconds * usual, least / usual, most / usual, certain=certain / usual, once=once)
 
     return Found(
         "one_by_one", {"share": percent(share), "step": duration(case.typical("length")), "cost": cost}, tuple(evidence), share,
@@ -714,6 +722,7 @@ def _one_by_one(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+_STEP = ("forward", "backward", "optimizer", *REST)  # activities of a step that launches operations
 _TIMED = ("wait", parts.DECLARED, *(part.key for part in parts.phases()))  # of a step
 
 

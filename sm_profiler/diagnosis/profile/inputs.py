@@ -299,16 +299,18 @@ def _by_own_iterator(case: Case) -> Found | None:
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        seconds = loop.of_activity(MAKING) + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
-        least, value = limits.PART_SAVED
+        making = loop.of_activity(MAKING)
+        seconds = making + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
+        least, value, most = limits.SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
         return Saving(
             seconds * value,
             least / value,
-            1 / value,
+            most / value,
             (MAKING, COLLECTING),
             strict=True,
             certain=min(least, rest) / value,
+            error=error / max(share, 1e-9) * float(making.sum()) / max(float(seconds.sum()), 1e-12),
         )
 
     evidence = (

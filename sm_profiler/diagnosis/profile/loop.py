@@ -192,9 +192,10 @@ class Loop:
         """Return the loop after a repair, the share of the loop that it saves, and the share that it certainly saves."""
         after, rows = self.without(saving)
         share, certain = saving.share(rows, self.blocks, self.training)
-        low = share.low * (1 - min(self.once / self.whole, 1.0))  # a run as short as this one
         high = max(min(share.high, limits.MOST_SAVED - self.saved), share.value)
-        return after, Interval(low, share.value, high), certain
+        later = 1 - min(self.once / self.whole, 1.0)
+        found = (part * later + once / self.whole for part, once in zip((share.low, share.value, high), saving.once, strict=True))
+        return after, Interval(*(min(part, limits.MOST_SAVED) for part in found)), certain
 
 
 def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:

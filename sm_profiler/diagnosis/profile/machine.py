@@ -131,8 +131,17 @@ def threads(case: Case) -> Found | None:
             "threads": f"{count:.0f}", "cores": f"{cores:.3g}", "waited": percent(waited),
             "fit": max(int(cores / ranks) - workers, 1),
         }  # fmt: skip
-        worst = Found("threads", words, evidence, share, doubt="the part that other processes cause is unknown")
+        worst = Found(
+            "threads", words, evidence, share, saves=partial(_fitting, share, max(waited - case.shared_wait, share)),
+            doubt="the part that other processes cause is unknown",
+        )  # fmt: skip
     return worst
+
+
+def _fitting(share: float, most: float, loop: Loop) -> Saving:
+    """Save a part of the waits for cores, and at most all but those for other programs."""
+    least, value = limits.PART_SAVED_INDIRECT
+    return Saving(loop.now * share * value, least / value, min(most, 1.0) / share / value)
 
 
 def allocator(case: Case) -> Found | None:

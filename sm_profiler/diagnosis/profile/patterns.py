@@ -263,13 +263,27 @@ class Change:
     Attributes:
         at: number of the iteration (row) with which the slow steps begin.
         before, after: usual length of an iteration, seconds.
-        gradual: the steps become slower little by little.
+        grows: seconds by which each iteration is longer than the one before it; 0 if they become slower at once.
     """
 
     at: int
     before: float
     after: float
-    gradual: bool
+    grows: float = 0.0
+
+    @property
+    def gradual(self) -> bool:
+        """True if the steps become slower little by little."""
+        return self.grows > 0
+
+    def lost(self, lengths: Floats) -> Floats:
+        """Return the seconds by which each iteration is longer than the first ones.
+
+        If the steps grow, they do so from the first one on, and not from the moment that divides them best.
+        """
+        rows = np.arange(len(lengths))
+        beyond = self.grows * rows if self.gradual else np.where(rows >= self.at, self.after - self.before, 0.0)
+        return np.minimum(beyond, lengths)
 
     @property
     def factor(self) -> float:
@@ -305,7 +319,8 @@ def _change_of(lengths: Floats, quantile: float) -> Change | None:
     together = 1 - (limits.FLOOR if after < limits.SURELY * before else 1 - limits.MOST)
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
-    return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
+    first = _first_slow(lengths, at * size, size, (before + after) / 2)
+    return Change(first, before, after, max(_growth_of_block(blocks, at) / size, 0.0))
 
 
 def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
@@ -316,12 +331,12 @@ def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
     return first + int(wrong.argmin())
 
 
-def _is_gradual(blocks: Floats, at: int) -> bool:
-    """Return whether a line describes the blocks better than a step does."""
+def _growth_of_block(blocks: Floats, at: int) -> float:
+    """Return by how much each block is longer than the one before it; 0 if a step describes the blocks better than a line."""
     x = np.arange(len(blocks))
-    line = blocks - np.polyval(np.polyfit(x, blocks, 1), x)
+    fitted = np.polyfit(x, blocks, 1)
     step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
-    return float(np.linalg.norm(line)) < float(np.linalg.norm(step))
+    return float(fitted[0]) if np.linalg.norm(blocks - np.polyval(fitted, x)) < np.linalg.norm(step) else 0.0
 
 
 def largest_slowdown(case: Case) -> tuple[float, Rank, Change] | None:
@@ -333,8 +348,7 @@ def largest_slowdown(case: Case) -> tuple[float, Rank, Change] | None:
         if change is None:
             continue
         change = attrs.evolve(change, at=int(settled[change.at]))
-        slow = float(rank.iterations.length[change.at :].sum()) * rank.scale
-        lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
+        lost = float(change.lost(rank.iterations.length).sum()) * rank.scale / rank.loop if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change
     return None if best is None or best[0] < limits.FLOOR else best
@@ -414,7 +428,7 @@ def slowdown(case: Case) -> Found | None:
     advice = "slow_rank" if alone else "slow_input" if part == "wait" else "slower" if change.gradual else "slow_since"
     sure = agreement >= thresholds.SAME_PART and others is not None and not busier
     return Found(
-        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, lost),
+        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, rank, change, _grown(case, rank, change)),
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
         where, ranks=(alone.name,) if alone else (),
     )  # fmt: skip
@@ -425,24 +439,26 @@ def slow_since(loop: Loop, step: int) -> Mask:
     return (loop.index >= step) & (np.arange(len(loop.index)) < loop.steps)
 
 
-def _slowdown_saved(step: int, lost: float, loop: Loop) -> Saving | None:
-    """Make the steps since the slowdown as long as those before it."""
-    slow = slow_since(loop, step)
+def _grown(case: Case, rank: Rank, change: Change) -> dict[str, float]:
+    """Return the activities that grew with a change, the one that grew most first, with their shares of all growth."""
+    if case.loop is None:
+        return {}
+    slow = slow_since(case.loop, int(rank.iterations.index[change.at]))
     if not slow.any() or slow.all():
-        return None
-    grown = {
-        name: max(float(np.median(row[slow]) - np.median(row[~slow])), 0.0)
-        for name, row in loop.left.items()
-        if name not in NAMED
-    }
-    seconds = np.where(slow, loop.training, 0.0)
-    total = float(seconds.sum())
-    if total <= 0:
+        return {}
+    grown = {name: max(float(row[slow].mean() - row[~slow].mean()), 0.0) for name, row in case.loop.left.items()}
+    order = sorted((name for name in grown if grown[name] > limits.SHOWN * sum(grown.values())), key=lambda name: -grown[name])
+    return {name: grown[name] / sum(grown[one] for one in order) for name in order}
+
+
+def _slowdown_saved(rank: Rank, change: Change, grown: dict[str, float], loop: Loop) -> Saving | None:
+    """Make all steps as long as the first ones, or as those before the slowdown, in the activities that grew."""
+    lost = loop.placed(rank.iterations.index, change.lost(rank.iterations.length))
+    rows = [np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()]
+    if not rows:
         return None
     least, value, most = limits.SAVED
-    seconds *= lost * float(loop.length.sum()) / total * value
-    order = tuple(sorted((name for name in grown if grown[name] > 0), key=lambda name: -grown[name]))
-    return Saving(seconds, least / value, most / value, order)
+    return Saving(np.sum(rows, axis=0) * value, least / value, most / value, tuple(grown), strict=True)
 
 
 def _grown_part(rank: Rank, change: Change) -> tuple[str, float]:

@@ -199,9 +199,12 @@ def _as_others(case: Case, late: _Late, share: float, loop: Loop) -> Saving | No
     # Its work may be left out, or be divided evenly; a rank that sleeps, or writes files, has none to divide.
     divided = late.activity not in _NO_WORK and not sleeps_beyond_others(case.metrics, case.ranks[late.rank].name)
     equal = 1 / len(work) if divided else 0.0
-    usual = (2 - equal) / 2
+    usual, most = (2 - equal) / 2, max(recorded, 1.0)
+    if divided and (late.activity, late.meeting) == ("forward", "backward"):
+        # Gradients take as much longer as the forward pass does, which the waits of the others for them hide.
+        most = max(most, (1 - equal) * (1 + late.own("backward")[0] / late.own("forward")[0]))
     taken = (late.activity, late.meeting)
-    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
+    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, most / usual, taken)
 
 
 def more_steps(case: Case) -> Found | None:
@@ -461,10 +464,10 @@ def _called_collectives(case: Case) -> Found | None:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
-        spent, least = np.minimum(loop.usual(TRANSFER), alone), limits.PART_SAVED_INDIRECT[0]
-        usual = max(1 - limits.HEALTHY / share, least)
-        return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
+        """Call them as rarely as other calls; at least, they take as long as an exchange in a healthy loop."""
+        spent = np.minimum(loop.usual(TRANSFER), alone)
+        least = max(1 - limits.HEALTHY / share, limits.PART_SAVED_INDIRECT[0])
+        return Saving.of_scenarios([spent * part for part in (least, *limits.SAVED[1:])], (TRANSFER,))
 
     return seen.found(
         "communication", "time in collectives, on the rank that waits least in them", share, {}, saves=saves,

@@ -233,20 +233,20 @@ def _possible(share: Any, one: Candidate) -> Interval:
 
 def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
-    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), max(loop.whole - loop.once, 0.0))
+    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), loop.whole)
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     """Return a finding about the whole job with what its repair saves of it."""
     whole, share = case.metrics.duration, one.found.share
-    least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
+    least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.SAVED[:2]
     if whole <= 0:
         return Ranked(one.with_confidence(case, share), share)
     most = beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
-        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED
+        beyond, most, (least, value) = start.excess, start.avoidable, limits.SAVED[:2]
     seconds = Interval(*(min(part, left) for part in (beyond * least, beyond * value, most)))
-    speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
+    speedup = Interval(*(min(part / whole, limits.MOST_SAVED) for part in astuple(seconds))).speedup
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
     certain = max(seconds.low / whole, share * least * limits.MAJORITY)
     gain = Gain(NOTHING, NOTHING, speedup, None, seconds, "job")
