@@ -22,8 +22,9 @@ UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknow
 SCRIPT = "script"  # owner of steps that the script marks
 JOINED = 8  # models that run without gradients in one step of a loop without a loader
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
-# The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
-METER_EVERY = 17
+# The hook measures its own time in every 19th step.  Phases may be those of every 3rd, 7th … 1023rd step, which has no factor
+# in common with that: 17 divides 255, and then all of those were measured.
+METER_EVERY = 19
 NEVER = -2  # no training step has this number
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest

@@ -1,6 +1,7 @@
 """The overhead budget, through the recorder's beat and with a fake clock: what is shed, and how sparse phases become."""
 
 import json
+import math
 from collections import deque
 from types import SimpleNamespace
 
@@ -273,3 +274,10 @@ def test_all_that_the_hook_does_is_within_the_budget(training):
     every = training.tracker.every
     assert every == 63
     assert 5.0 + Rest.cost_us + 40.0 / every < 8.0
+
+
+def test_steps_that_are_metered_are_not_those_whose_phases_are_recorded():
+    every = 1
+    while every <= MAX_EVERY:
+        assert math.gcd(every, METER_EVERY) == 1
+        every = 2 * every + 1
