@@ -139,7 +139,7 @@ class CallRest(Rest):
         """Return start and end of each step, the running one included, and its waits."""
         found, waits, at, count = [], self.waits, 0, len(self.waits)
         for start, limit in pairwise([*self.ends, now_ns]):
-            end, kept = limit, []
+            end, kept = limit, list[Wait]()
             while at < count and waits[at][1] < limit:
                 end = waits[at][2]
                 while kept and kept[-1][1] >= waits[at][1]:  # inside this one
