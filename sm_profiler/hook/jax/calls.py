@@ -402,8 +402,8 @@ class Call:
     """
 
     def __init__(self, function: Compiled, made: Any, observed: Any, clock: Callable[[], int]) -> None:
+        functools.update_wrapper(self, observed)  # first: it copies attributes, those of another Call among them
         self._function, self._made, self._observed, self._clock = function, made, observed, clock
-        functools.update_wrapper(self, observed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
         part = self._function.part
