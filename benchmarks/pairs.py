@@ -4,7 +4,9 @@
 
 Each kind runs twice at the same time on one core, plain and under `sm-profiler run`: what else the machine does slows
 both alike. Neither waits for the other, since a pause would be time of the training for the hook, whose budgets are
-shares of that. Costs are CPU time of the training process, by blocks of a few steps. Columns, medians of the pairs:
+shares of that. On a single core NumPy's and torch's libraries start no threads, and C's allocator and locks are faster
+in a process that never had a second one; so the plain run has a thread that waits for ever, as it would with more cores.
+Costs are CPU time of the training process, by blocks of a few steps. Columns, medians of the pairs:
 
 - step: CPU time of a step without the profiler;
 - windows: what the profiled run takes more in its first part, in which the windows lie, besides the cost after it;
@@ -91,7 +93,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, **quiet, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PAIR": str(folder)}
 
 
-def measure(kind: str, blocks: int, core: int, *, thread: bool) -> dict[str, float]:
+def measure(kind: str, blocks: int, core: int, *, alone: bool) -> dict[str, float]:
     """Run a pair; return its row."""
     os.environ.pop("PAIR_THREAD", None)
     with tempfile.TemporaryDirectory(prefix="sm-profiler-pair-") as name:
@@ -99,7 +101,7 @@ def measure(kind: str, blocks: int, core: int, *, thread: bool) -> dict[str, flo
         profile = folder / "profile"
         profiled = ["-m", "sm_profiler", "run", "--out", str(profile)]
         other = Run(kind, blocks, folder / "profiled", core, profiled)
-        if thread:
+        if not alone:
             os.environ["PAIR_THREAD"] = "1"
         plain = Run(kind, blocks, folder / "plain", core, [])
         for act in (Run.await_ready, Run.go, Run.finish):
@@ -140,7 +142,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=400, help="of each run")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-    parser.add_argument("--thread", action="store_true", help="the plain run has a second thread, too, which waits")
+    parser.add_argument("--alone", action="store_true", help="the plain run has no second thread")
     options = parser.parse_args()
     pairs, blocks = (1, 150) if options.quick else (options.pairs, options.blocks)
     print(
@@ -151,13 +153,16 @@ def main() -> None:
             print(f"| {kind} | not run: no {python_of(kind).relative_to(ROOT)} |")
             continue
         rows = [
-            measure(kind, blocks * (LONG if kind == "long" else 1), options.core, thread=options.thread)
+            measure(kind, blocks * (LONG if kind == "long" else 1), options.core, alone=options.alone)
             for _ in range(pairs)
         ]
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        step_ms = 1e3 * middle["step"] / STEPS_A_BLOCK.get(kind, USUAL_STEPS)
+        percent = {name: 100 * middle[name] for name in ("after", "paired", "stated")}
+        each = ", ".join(f"{100 * after:.1f}" for after in sorted(row["after"] for row in rows))
         print(
-            f"| {kind} | {1e3 * middle['step'] / STEPS_A_BLOCK.get(kind, USUAL_STEPS):.2f} | {middle['windows']:.2f} | {100 * middle['after']:.1f} | "
-            f"{100 * middle['paired']:.1f} | {100 * middle['stated']:.1f} | {middle['seconds']:.0f} |",
+            f"| {kind} | {step_ms:.2f} | {middle['windows']:.2f} | {percent['after']:.1f} ({each}) | "
+            f"{percent['paired']:.1f} | {percent['stated']:.1f} | {middle['seconds']:.0f} |",
             flush=True,
         )
     print(f"\n{GOALS}")

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from inspect import CO_VARARGS
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
@@ -107,24 +107,24 @@ def _was_set(error: BaseException, last: TracebackType) -> bool:
     return 0 <= at < len(instructions) and instructions[at] not in _RAISES
 
 
-def uninterrupted(body: Callable[[Any], None]) -> Callable[..., Any]:
-    """Return a function of several arguments that calls `body` with each in turn, for callers that ignore exceptions.
+def uninterrupted(take: Callable[[], Generator[int, Any, None]]) -> Callable[..., Any]:
+    """Return a function of several arguments that a generator takes in turn, for callers that ignore exceptions.
 
     Python handles signals as a function begins, before it could catch anything. So the function that is called is C's:
-    it resumes a generator inside a `try`. What is raised there is raised again on this thread, soon after.
+    it resumes a generator inside a `try`. What is raised there is raised again on this thread, soon after, and `take`
+    returns the generator of the next arguments.
     """
 
-    def take() -> Any:
+    def guarded() -> Generator[int, Any, None]:
         while True:
             try:
-                value = yield 0
-                body(value)
+                yield from take()
             except GeneratorExit:  # it lasts as long as the process
                 raise
             except BaseException as error:  # raised again once Python does not ignore it
                 deliver(error)
 
-    taker = take()
+    taker = guarded()
     next(taker)
     return partial(max, key=taker.send)  # max calls it with each argument
 

@@ -33,6 +33,7 @@ from sm_profiler.hook.frames import definition
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, Replaced, timed
 from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes
+from sm_profiler.hook.rest import ENDLESS
 from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.timed_calls import LONG_NS, CallbackTimes, CallSum
 
@@ -496,7 +497,6 @@ MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PRE
 AGAIN = "the script called compile() again, which discards the compiled step: call it once, before the loop"
 LOOPS = ("fit", "evaluate", "predict")
 _TRAIN = ModeKeys.TRAIN
-ENDLESS = 2**62
 RESULTS_NS = 100_000  # a shorter wait for a step's results is not worth an event
 WORKER = "Keras_worker"  # start of the name of a PyDataset's worker process
 
@@ -650,7 +650,7 @@ class KerasAdapter(FrameworkAdapter):
         if self._depth == 0:
             self._settle()
             if self._loops is not None:
-                self._loops.forget_unseen()
+                self._loops.step_ended(perf_counter_ns())
             self._epoch = self._model = None
             self.session.tracker.release(KERAS)
 
@@ -737,13 +737,10 @@ class KerasAdapter(FrameworkAdapter):
         self._rest = rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
         if rest is None:
             return False
-        loops, slow_ns = self._loops, ENDLESS
+        calls, slow_ns = self._loops.rest_begins() if self._loops is not None else ([], ENDLESS)
         results = () if self._waits else self._results
         self._waits = False
-        self._hidden = [*self.callbacks.in_rests, *results, begins]
-        if loops is not None and (limit_ns := loops.inspected_from):
-            slow_ns = limit_ns
-            self._hidden += loops.in_rests
+        self._hidden = [*self.callbacks.in_rests, *results, begins, *calls]
         light = self._light(rest, callbacks, ends.original, slow_ns)
         self._hidden.append(ends._replace(original=light))
         for replaced in self._hidden:
@@ -761,7 +758,7 @@ class KerasAdapter(FrameworkAdapter):
             ends.append(end_ns := perf_counter_ns())
             result = original(callbacks, *args, **kwargs)
             if end_ns - starts[-1] >= slow_ns and self._loops is not None:
-                self._loops.rested_call_ended(starts[-1], end_ns)
+                self._loops.ran_unseen(starts[-1], end_ns)
             now_ns = perf_counter_ns()
             if len(ends) < steps and now_ns < until:
                 starts.append(now_ns)

@@ -18,7 +18,7 @@ import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, compress, islice, repeat, starmap
@@ -72,7 +72,6 @@ class GarbageCollector(Collector):
         self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
         self._is_due = is_due or full_is_due
         self._on_collection = on_collection  # takes the frame that caused it, and its seconds
-        self._phase, self._now = "", 0
         self._callback = uninterrupted(self._take)  # Python ignores what a callback raises, an interrupt included
         self._began = 0
         self._due = False  # the interpreter started the collection, and no call of gc.collect()
@@ -91,30 +90,33 @@ class GarbageCollector(Collector):
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._callback)
 
-    def _take(self, value: str | dict[str, Any]) -> None:
-        """Take the arguments of the collector's callback in turn: the phase, then what is known about it."""
-        if isinstance(value, str):
-            self._phase, self._now = value, self._clock()
-        else:
-            self._collects(self._phase, value, self._now)
+    def _take(self) -> Generator[int, Any, None]:
+        """Take the arguments of the collector's callback in turn: the phase, then what is known about it.
 
-    def _collects(self, phase: str, info: dict[str, Any], now: int) -> None:
-        if phase == "start":
-            self._began = now
-            self._due = self._is_due()
-        elif self._began:
-            generation = info.get("generation", -1)
-            if generation == 0 and now - self._began < MIN_NS:
-                return
-            own = during = self._work.is_own()
-            if generation == 1:
-                self._survived[own] += 1
-            elif generation == FULL:
-                scripts, hooks = self._survived
-                own = own or (self._due and hooks > scripts)
-                self._survived = [0, 0]
-            if now - self._began >= MIN_NS:
-                self._record(generation, info.get("collected", 0), now, own=own, during=during)
+        Flat on purpose: some scripts collect the youngest generation several times a step.
+        """
+        clock, phase, now = self._clock, "", 0
+        while True:
+            value = yield 0
+            if isinstance(value, str):
+                phase, now = value, clock()
+            elif phase == "start":
+                self._began = now
+                if value["generation"] == FULL:
+                    self._due = self._is_due()
+            elif self._began and (value["generation"] or now - self._began >= MIN_NS):
+                self._collected(value["generation"], value.get("collected", 0), now)
+
+    def _collected(self, generation: int, collected: int, now: int) -> None:
+        own = during = self._work.is_own()
+        if generation == 1:
+            self._survived[own] += 1
+        elif generation == FULL:
+            scripts, hooks = self._survived
+            own = own or (self._due and hooks > scripts)
+            self._survived = [0, 0]
+        if now - self._began >= MIN_NS:
+            self._record(generation, collected, now, own=own, during=during)
 
     def _record(self, generation: int, collected: int, now: int, *, own: bool, during: bool) -> None:
         args: dict[str, Any] = {"generation": generation, "collected": collected}

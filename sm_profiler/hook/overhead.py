@@ -18,7 +18,6 @@ TIME_SHARE = (
 LEAST = 8  # part of the budget that observing steps may always take: without any phases there is nothing to report
 THRIFT = 3  # times less CPU time than usual the sampler gets where steps of a rest and threads take most of the budget
 UNSEEN = 3.0  # times what their own clock sees is what callbacks cost, with cold caches; until steps have been compared
-DOUBT = 4.0  # if callbacks are within their budget even at so many times their cost, no steps are compared
 MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser
 OVER_IN_WINDOW = 5  # before a window is shed
@@ -39,7 +38,7 @@ class OverheadController:
     at a time.  Belongs to the recorder's thread.
 
     Costs are the CPU time of the hook's threads, and that of the training thread by which observed steps exceed those
-    of rests.  Without rests, they are those that the clock of the callbacks sees, times a factor.
+    of the rests around them.  Without rests, they are those that the clock of the callbacks sees, times a factor.
 
     Attributes:
         shed: collectors whose windows are over because the hook cost too much.
@@ -80,7 +79,10 @@ class OverheadController:
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
         self._observed_us: float | None = None
-        self._estimated = (0, 0.0)  # steps that were observed before any were compared, and what they seemed to cost
+        self._estimated = (
+            0,
+            0.0,
+        )  # steps that were observed between rests before any were compared, and what they seemed to cost
         self._unjudged = [0.0] * 4  # steps, what observing them and all else cost, their length; microseconds
         self._every_for_time = self._every_for_bytes = 1
         self.share = 1.0
@@ -148,17 +150,21 @@ class OverheadController:
         }
 
     def _spent(self, observed: int, own_us: float, each_us: float | None) -> float:
-        """Return what observed steps cost, with what earlier ones turn out to have cost more than they seemed to."""
+        """Return what observed steps cost, and what earlier ones turn out to have cost more or less than they seemed to."""
         earlier, seemed_us = self._estimated
+        if self._tracker.every == 1:
+            return own_us
         if each_us is None:
             self._estimated = earlier + observed, seemed_us + own_us
             return own_us
         self._estimated = 0, 0.0
-        return each_us * observed + max(each_us * earlier - seemed_us, 0.0)
+        return max(each_us * (observed + earlier) - seemed_us, 0.0)
 
     @property
     def observed_us(self) -> float | None:
-        """Cost of an observed step, once enough were compared: the mean of the middle half."""
+        """Cost of an observed step between two rests, once enough were compared: the mean of the middle half."""
+        if self._tracker.every == 1:
+            return None
         found = sorted(self._tracker.compared.ns)
         if len(found) >= ENOUGH:
             middle = found[len(found) // 4 : -(len(found) // 4)]
@@ -182,7 +188,6 @@ class OverheadController:
             budget_us = max(budget_us, MIN_US * count)
         factor = observed_us / max(budget_us - fixed_us, budget_us / LEAST, 1e-9)
         self.share = min(max(budget_us / max(2 * fixed_us, 1e-9), 1 / THRIFT), 1.0)
-        self._tracker.compares = window is None and factor * DOUBT > 1
         self._over = self._over + 1 if factor > 1 else 0
         self._under = self._under + 1 if factor * self._every_for_time < self._every_for_time // 2 else 0
         if self._over >= (OVER if window is None else OVER_IN_WINDOW):

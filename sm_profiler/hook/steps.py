@@ -22,9 +22,9 @@ UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknow
 SCRIPT = "script"  # owner of steps that the script marks
 JOINED = 8  # models that run without gradients in one step of a loop without a loader
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
-# The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
-METER_EVERY = 17
-COMPARE_EVERY = 13  # steps, of which two rest with one between them that is compared, if phases are those of each step
+# The hook measures its own time in every 19th step.  Phases may be those of every 3rd, 7th … 1023rd step, which has no factor
+# in common with that: 17 divides 255, and then all of those were measured.
+METER_EVERY = 19
 NEVER = -2  # no training step has this number
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest
@@ -92,7 +92,6 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
-        compares: if phases are those of each step, there are still rests now and then, with which they are compared.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
         rests_us: what these cost.
@@ -128,7 +127,6 @@ class StepTracker:
         self.settled: ModeKeys | None = None
         self.every = 1
         self.keep_phases = self.rests = True
-        self.compares = False
         self.evaluates_after = NEVER
         self.metering = False
         self.own_ns = 0
@@ -585,8 +583,6 @@ class StepTracker:
 
         The last of them is a rest by itself if the step after it is to be compared with it.
         """
-        if self.compares and self.every == 1:
-            return int((self.global_step + 1) % COMPARE_EVERY in (0, 2))
         rests, at = divmod(self.global_step, self.every)
         left = self.every - 1 - at
         return left - 1 if left > 1 and self.compared.is_due(rests) else left
@@ -595,7 +591,7 @@ class StepTracker:
         """Record the steps of the rest, if there is one; from here on, all is reported again.
 
         Args:
-            regular: the loop is as before: it may rest again at once.
+            regular: the loop is as before: it may rest again at once, and the caller awakes it otherwise.
         """
         rest = self.rest
         if rest is None:
@@ -611,7 +607,8 @@ class StepTracker:
                 if not regular:
                     self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
-            rest.awake()
+            if not regular:
+                rest.awake()
         self.rests_us += rest.cost_us * (self.rested - rested)
         if planned:  # what ends it otherwise, such as the end of an epoch, also takes time
             self.compared.rest_ended(self.global_step, self.rested - rested, cpu_ns)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from sm_profiler.hook.tensorflow.pipelines import describe
+from sm_profiler.hook.tensorflow.pipelines import Stages, describe
 
 
 def node(name, microseconds, elements, *inputs, parallelism=None):
@@ -112,3 +112,35 @@ def test_readers_that_have_ended_are_known_by_the_function_that_makes_them():
     nodes = model(node("Root", 1, 10, 2), node("Interleave", 5, 100, 3), node("Range", 1, 2))
     lost = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset"))).forgotten
     assert (lost.stage, lost.function) == ("interleave(decode)", "decode")
+
+
+class Iterator:
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+
+def test_the_epochs_of_a_dataset_are_looked_at_less_and_less_often():
+    read = []
+
+    def get_model_proto(iterator):
+        read.append(iterator)
+        return model(node("Root", 1, 10, 2), node("Map", 100, 10))
+
+    tensorflow = SimpleNamespace(
+        data=SimpleNamespace(experimental=SimpleNamespace(get_model_proto=get_model_proto)),
+        errors=SimpleNamespace(NotFoundError=KeyError),
+        executing_eagerly=lambda: True,
+    )
+    tracker = SimpleNamespace(latest_number=0)
+    session = SimpleNamespace(switch_off=print, quiet=False, append=[].append, tracker=tracker)
+    stages, chain = Stages(session, tensorflow), dataset("_MapDataset", decode)
+    epochs = [Iterator(chain) for _ in range(8)]
+    for epoch in epochs:
+        stages._created(None, epoch, chain)
+        stages.beat()
+    assert read == [epochs[0], epochs[1], epochs[3], epochs[7]]
+    other = dataset("_MapDataset", decode)
+    first = Iterator(other)
+    stages._created(None, first, other)
+    stages.beat()
+    assert read[4:] == [first]

@@ -1,6 +1,7 @@
 """The overhead budget, through the recorder's beat and with a fake clock: what is shed, and how sparse phases become."""
 
 import json
+import math
 from collections import deque
 from types import SimpleNamespace
 
@@ -207,15 +208,17 @@ def rest(training, steps: int) -> None:
 
 
 def compare(training, cost_us: float, *, count: int = ENOUGH, others: tuple[float, ...] = ()) -> None:
+    if training.tracker.every == 1:  # steps lie between rests
+        training.controller._every_for_time = training.tracker.every = 3
     training.tracker.compared.ns.extend([cost_us * 1000 + number for number in range(count)] + [*others])
 
 
 def test_what_steps_cost_that_were_compared_replaces_the_clock_of_the_callbacks(training):
     compare(training, 80.0, count=ENOUGH - 1)
     assert training.controller.observed_us is None
-    assert training.second(CHEAP) == 1
+    assert training.second(CHEAP) == 3
     compare(training, 80.0, count=1)
-    assert training.seconds(2, 0) == [1, 15]  # ten times the budget
+    assert training.seconds(2, 0) == [3, 31]  # ten times the budget
     training.recorder.events.clear()
     rest(training, 900)
     training.second(0)
@@ -223,6 +226,7 @@ def test_what_steps_cost_that_were_compared_replaces_the_clock_of_the_callbacks(
 
 
 def test_earlier_steps_cost_what_was_found_later(training):
+    compare(training, 80.0, count=0)
     training.second(CHEAP)
     compare(training, 80.0)
     training.recorder.events.clear()
@@ -270,3 +274,10 @@ def test_all_that_the_hook_does_is_within_the_budget(training):
     every = training.tracker.every
     assert every == 63
     assert 5.0 + Rest.cost_us + 40.0 / every < 8.0
+
+
+def test_steps_that_are_metered_are_not_those_whose_phases_are_recorded():
+    every = 1
+    while every <= MAX_EVERY:
+        assert math.gcd(every, METER_EVERY) == 1
+        every = 2 * every + 1

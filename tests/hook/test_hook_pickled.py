@@ -84,7 +84,7 @@ class FakeJit:
 @pytest.mark.parametrize("pickler", PICKLERS)
 def test_what_the_script_compiles_is_pickled_as_what_jax_made(pickler):
     made = FakeJit(abs)
-    call = Call(None, made, made, threading.Lock(), None)
+    call = Call(None, made, made, threading.Lock())
     found = load(pickler(call))
     assert (type(found), found(-2)) == (FakeJit, 2)
     assert type(copy.deepcopy(call)) is FakeJit
@@ -94,7 +94,7 @@ def test_what_the_script_compiles_is_pickled_as_what_jax_made(pickler):
 def test_a_compiled_method_is_bound():
     class Model:
         scale = 3
-        call = Call(type("Function", (), {"part": None})(), None, lambda self, value: self.scale * value, None, None)
+        call = Call(type("Function", (), {"part": None})(), None, lambda self, value: self.scale * value, None)
 
     assert Model().call(2) == 6
 

@@ -142,7 +142,7 @@ def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(lo
     assert list(loop.tracker.compared.ns) == [5 * 100] * 6
 
 
-@pytest.mark.parametrize("every", [1, 3, 15])
+@pytest.mark.parametrize("every", [3, 15])
 @pytest.mark.parametrize("period", [8, 10])
 def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, period):
     """A figure at each 8th step lay in each observed stretch and in no rest: 450 ms became the cost of the hook."""
@@ -155,7 +155,7 @@ def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, 
             cpu[0] += 450_000_000
         cpu[0] += 1_000_000 if loop.tracker.rest is not None else 1_010_000
 
-    loop.inside, loop.tracker.compares = spend, True
+    loop.inside = spend
     loop.run(every, 600)
     found = sorted(loop.tracker.compared.ns)
     middle = found[len(found) // 4 : -(len(found) // 4)]

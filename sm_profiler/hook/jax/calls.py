@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
+from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -72,8 +73,6 @@ class OneByOne:
             patches.put(owner, "process_primitive", self._wrap(original))
 
     def _wrap(self, original: Any) -> Any:
-        get_ident = threading.get_ident
-
         def process_primitive(*args: Any, **kwargs: Any) -> Any:
             taken = self._taken
             if taken is None or self._inside or len(taken) >= MAX_OPERATIONS or get_ident() != self._thread:
@@ -90,7 +89,7 @@ class OneByOne:
 
     def begins(self) -> None:
         """Measure the call that begins."""
-        self._taken, self._thread = [], threading.get_ident()
+        self._taken, self._thread = [], get_ident()
 
     def ended(self, nanoseconds: int, step: int) -> None:
         """Record the end of the measured call."""
@@ -188,7 +187,7 @@ class Calls(Collector):
     def settle(self) -> None:
         """Wait until what was called so far has run: JAX returns before."""
         arrays = [array for array in (reference() for reference in self._results or ()) if array is not None]
-        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside a call
+        if get_ident() != self._thread:  # whose calls are reported, and which may be inside a call
             self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
             return
         inside, self._inside = self._inside, True
@@ -212,7 +211,7 @@ class Calls(Collector):
     def differentiates(self, *_args: Any, **_kwargs: Any) -> None:
         """Record that JAX differentiates a function, for gradients, while it traces a compiled function."""
         running = self._compilations.running
-        if running is not None and threading.get_ident() == self._thread:
+        if running is not None and get_ident() == self._thread:
             self._loop.computes_gradients(running[0])
 
     def _observed(self, made: Any, place: Place) -> Any:
@@ -254,7 +253,7 @@ class Calls(Collector):
     def _caller(self, function: Compiled, made: Any) -> Any:
         """Return a function that reports its calls."""
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
-        get_ident, clock, runs, is_compiled = threading.get_ident, self._clock, self._runs, function.is_compiled
+        clock, runs, is_compiled = self._clock, self._runs, function.is_compiled
 
         def begin(*args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
             if self._inside or session.quiet or get_ident() != self._thread or not runs():
@@ -297,16 +296,16 @@ class Calls(Collector):
                 self._inside = False
 
         self._loop.codes.add(Call.__call__.__code__)
-        return Call(function, made, timed(made, begin, end, session.fail), self, clock)
+        return Call(function, made, timed(made, begin, end, session.fail), clock)
 
     def _find_running(self) -> tuple[Compiled, Any] | None:
         """Return the function that is called during a rest, with its arguments; the rest ends after this step."""
         rest, codes = self._loop.rest, self._loop.codes
-        if rest is None or threading.get_ident() != self._thread:
+        if rest is None or get_ident() != self._thread:
             return None
         rest.until = 0
         names = (frame.f_locals for frame in reversed(outwards(sys._getframe(1))) if frame.f_code in codes)
-        return next(((its["function"], (its["args"], its["kwargs"])) for its in names if "function" in its), None)
+        return next(((its["self"]._function, (its["args"], its["kwargs"])) for its in names if "self" in its), None)
 
     def _keep(self, function: Compiled, result: Any) -> None:
         """Remember the results of a call, as far as they are needed."""
@@ -364,7 +363,7 @@ class Calls(Collector):
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
         session, tracker, loop = self._session, self._session.tracker, self._loop
-        get_ident, clock = threading.get_ident, self._clock
+        clock = self._clock
 
         def begin(*_args: Any, **_kwargs: Any) -> int | None:
             if self._inside or session.quiet or get_ident() != self._thread:
@@ -379,18 +378,17 @@ class Calls(Collector):
             if end_ns - start_ns >= MIN_WAIT_NS:
                 loop.ended(None, name, start_ns, end_ns)
 
-        observed, calls = timed(original, begin, end, session.fail), self
+        observed = timed(original, begin, end, session.fail)
 
         @functools.wraps(observed)
         def wait(*args: Any, **kwargs: Any) -> Any:  # flat on purpose
             rest = loop.rest
-            if rest is None or calls._inside or session.quiet or get_ident() != calls._thread:
+            if rest is None or session.quiet or get_ident() != rest.thread:
                 return observed(*args, **kwargs)
-            start_ns, calls._inside = clock(), True
+            start_ns = clock()
             try:
                 return original(*args, **kwargs)
             finally:
-                calls._inside = False
                 rest.waits.append((name, start_ns, clock()))
 
         loop.codes.add(wait.__code__)  # type: ignore[attr-defined]  # of a function
@@ -403,28 +401,24 @@ class Call:
     It is pickled as what JAX made, by value as well, and is bound to an object as that is.
     """
 
-    def __init__(self, function: Compiled, made: Any, observed: Any, calls: Calls, clock: Callable[[], int]) -> None:
-        functools.update_wrapper(self, observed)
-        self._function, self._made, self._observed, self._calls, self._clock = function, made, observed, calls, clock
+    def __init__(self, function: Compiled, made: Any, observed: Any, clock: Callable[[], int]) -> None:
+        functools.update_wrapper(self, observed)  # first: it copies attributes, those of another Call among them
+        self._function, self._made, self._observed, self._clock = function, made, observed, clock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
-        function, calls = self._function, self._calls
-        part = function.part
-        if part is None or calls._inside or threading.get_ident() != calls._thread:
+        part = self._function.part
+        if part is None or get_ident() != part.rest.thread:
             return self._observed(*args, **kwargs)
         now, begun, rest = self._clock(), part.calls, part.rest
-        if len(begun) == len(part.limit) or now > rest.until:
+        if now > rest.until or len(begun) == len(part.limit):
             return self._observed(*args, **kwargs)  # ends the rest
         begun.append(now)
-        calls._inside = True
         try:
             return self._made(*args, **kwargs)
         except BaseException:
             if begun is not rest.ends or len(begun) > 1:  # no step begins with a call that failed
                 begun.pop()
             raise
-        finally:
-            calls._inside = False
 
     def __get__(self, instance: Any, _owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)

@@ -404,15 +404,22 @@ class PyTorchAdapter(FrameworkAdapter):
 
     # rest
 
-    def _rest(self) -> None:
-        """Take all off the path of the steps whose phases are not recorded, except for what counts them."""
+    def _rest(self, *, again: bool = False) -> None:
+        """Take all off the path of the steps whose phases are not recorded, except for what counts them.
+
+        Args:
+            again: the rest before has just ended, and all is off still; put back and taken off, the next step is slow.
+        """
         due = self._operators.is_due(self.session.tracker.global_step + 1)
         if due or not (self.forwards.may_hide and self.loaders.is_done()):
+            if again:
+                self._awake()
             return
         try:
-            self.forwards.hide()
-            if torch.autograd.backward is self._wrapped_backward:
-                torch.autograd.backward = self._backward
+            if not again:
+                self.forwards.hide()
+                if torch.autograd.backward is self._wrapped_backward:
+                    torch.autograd.backward = self._backward
             rest = self.session.tracker.begin_rest(self._awake, self._phase_of)
             self._set_hooks((_nothing, self._counting_hook(rest)))
         except BaseException:  # a signal's handler raised: half a rest would never end
@@ -461,8 +468,11 @@ class PyTorchAdapter(FrameworkAdapter):
                     return
                 tracker.end_rest(regular=regular)
                 if regular and tracker.may_rest():  # the time is over, and no phases are due
-                    self._rest()
+                    self._rest(again=True)
+                elif regular:
+                    self._awake()
             except Exception as error:  # fail open
+                self._awake()
                 session.fail(error)
 
         return after

@@ -29,7 +29,7 @@ from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches, Replaced, timed
-from sm_profiler.hook.rest import MarkedRest
+from sm_profiler.hook.rest import ENDLESS, MarkedRest
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
 from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
@@ -79,7 +79,7 @@ class Loops:
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
         retracing: records the traces of functions.
         ran: outermost functions that ran, while they are counted; else None.
-        in_rests: what is put back during a rest.
+        wrappers: around the calls of functions.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Loops:
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
         self.ran: list[Any] | None = None
-        self.in_rests: list[Replaced] = []
+        self.wrappers: list[Replaced] = []
         self._latest: Any = None  # the function of steps that another adapter marks
         self._unseen_ns = 0  # start of a call of it that was not reported, and is traced
         self.retracing.begins = self._trace_begins
@@ -239,16 +239,19 @@ class Loops:
         """Return `Function.__call__` with its calls reported."""
         return timed(original, self.call_begins, self.call_ends, self._session.fail)
 
-    # during a rest, in which calls are not reported
+    # rests of steps that another adapter marks, in which calls are not reported
 
-    @property
-    def inspected_from(self) -> int:
-        """The nanoseconds that a step takes at least in which the step's function was compiled; 0 if each is to be seen."""
+    def rest_begins(self) -> tuple[list[Replaced], int]:
+        """Return what is put back during a rest, and the nanoseconds from which `ran_unseen` is to be called of a step.
+
+        Such a step took so long that its function was compiled.  Nothing is put back if each call is to be seen.
+        """
         about = {} if self._latest is None else self._latest.__dict__
-        return 0 if about.get("_jit_compile") else SLOWER * about.get(QUICKEST, 0)
+        slow_ns = 0 if about.get("_jit_compile") else SLOWER * about.get(QUICKEST, 0)
+        return (self.wrappers, slow_ns) if slow_ns else ([], ENDLESS)
 
-    def rested_call_ended(self, start_ns: int, end_ns: int) -> None:
-        """Inspect a step that took long."""
+    def ran_unseen(self, start_ns: int, end_ns: int) -> None:
+        """Inspect a step whose call was not reported."""
         call = _Call(self._latest, ((), {}), start_ns, began=True, outermost=False, is_marked=True)
         with self._session.guarded("hook"):
             self._marked_call_ended(call, end_ns)
@@ -264,18 +267,12 @@ class Loops:
                 self._calls.append(self._latest)
                 self._unseen_ns = start_ns
 
-    def unseen_ended(self, end_ns: int) -> None:
-        """End the call that ended with the step, and whose begin was not reported."""
+    def step_ended(self, end_ns: int) -> None:
+        """End the call that ended with a step, or failed in it, and whose begin was not reported."""
         if self._unseen_ns:
-            start_ns = self._unseen_ns
-            self.forget_unseen()
-            self.rested_call_ended(start_ns, end_ns)
-
-    def forget_unseen(self) -> None:
-        """Forget that call, which has raised an error."""
-        if self._unseen_ns:
-            self._unseen_ns = 0
+            start_ns, self._unseen_ns = self._unseen_ns, 0
             self._calls.clear()
+            self.ran_unseen(start_ns, end_ns)
 
     def call_begins(self, function: Any, /, *args: Any, **kwargs: Any) -> _Call | None:
         """Begin a call of a `tf.function`: from Python it is a step, a part of one, or many steps."""
@@ -729,7 +726,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         patches.around(tape, "gradient", loops.gradient_begins, loops.gradient_ends)
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
         call = patches.replace(functions.Function, "__call__", loops.wrap_call)
-        loops.in_rests = [call] if call is not None else []
+        loops.wrappers = [call] if call is not None else []
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
         patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
@@ -779,7 +776,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         """Record how long a step that another adapter marks has waited for its batches, or leave that for later."""
         loops, tracker = self.loops, self.session.tracker
         loops.leads = False
-        loops.unseen_ended(perf_counter_ns())
+        loops.step_ended(perf_counter_ns())
         if later and tracker.batches == 1 and not loops.fetched and not self.stages.wanted:
             tracker.waits_later = self.stopwatch.used
             return

@@ -221,21 +221,22 @@ def _generator(function: Any, depth: int = 3) -> Any:
 
 
 DATALOADER = "dataloader"
-RECENT_ITERATORS = 8  # that are sampled
+RECENT_DATASETS = 8  # whose iterators are sampled
 ENDS = 4  # iterators that are sampled when they end: epochs may be shorter than the interval of the recorder
 
 
 @attrs.define(eq=False)
 class _Pipeline:
-    """An iterator, and the beat at which its model is read next."""
+    """The latest iterator of a dataset, and the beat at which its model is read next."""
 
-    iterator: Any  # a weak reference
+    dataset: Any  # weak references
+    iterator: Any
     beats: int = 0
     due: int = 1
 
 
 class Stages(Collector):
-    """Reads the model that TensorFlow's autotuning keeps of each iterator: less and less often, on the recorder's thread."""
+    """Reads the model that TensorFlow's autotuning keeps of each iterator, on the recorder's thread: of a dataset less and less often."""
 
     name = DATALOADER
     follows_steps = False  # batches are fetched ahead of their step
@@ -245,7 +246,7 @@ class Stages(Collector):
         self._read = tensorflow.data.experimental.get_model_proto
         self._missing = tensorflow.errors.NotFoundError
         self._eager = tensorflow.executing_eagerly
-        self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_ITERATORS)
+        self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_DATASETS)
         self._patches = Patches(functools.partial(session.switch_off, self))
         self._ends = 0
         self._parallelism = -1
@@ -260,8 +261,14 @@ class Stages(Collector):
         self._patches.remove()
 
     def _created(self, _none: None, iterator: Any, dataset: Any = None, *_args: Any, **_kwargs: Any) -> None:
-        if dataset is not None and self._eager() and not self._session.quiet:
-            self._pipelines.append(_Pipeline(weakref.ref(iterator)))
+        if dataset is None or not self._eager() or self._session.quiet:
+            return
+        latest = weakref.ref(iterator)
+        for pipeline in self._pipelines:
+            if pipeline.dataset() is dataset:  # another epoch: its model is known, and reading it takes milliseconds
+                pipeline.iterator = latest
+                return
+        self._pipelines.append(_Pipeline(weakref.ref(dataset), latest))
 
     def beat(self) -> None:
         """Read models that are due."""

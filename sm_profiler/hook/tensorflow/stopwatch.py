@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import attempt
+from sm_profiler.hook.rest import ENDLESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 ROWS = 16_384  # batches whose times are kept until Python reads them: epochs may run as one function; a power of two
-BLOCK = 32  # rows; two blocks are read at once
+BLOCK = 256  # rows; two blocks are read at once
 PATIENCE = 8  # rows after a missing row, since the function failed in between; before, it may be written yet
 CPU = "/device:CPU:0"
 NAME = "sm_profiler_batches"
-ENDLESS = 2**62
 # A row: its number, from 1 on, the start, the end, and the number again plus what the row is.  Another thread may read a
 # row that is being written; a row whose numbers differ is not complete.
 COLUMNS = 4
@@ -103,7 +103,7 @@ class Stopwatch:
         self._failed = failed
         self._raw: Any = tensorflow.raw_ops
         self._table = Table(tensorflow, NAME, ROWS, COLUMNS)
-        self._block: tuple[int, Any] = (-1, None)  # the latest that was read, and the indices of its rows
+        self._places: dict[int, Any] = {}  # block → the places of its rows and those of the next block
         self._seen = 0
         self._loop_ns = 0  # when the loop over a dataset requested its batch
         self._waits: list[Times] = []  # that were read and not taken
@@ -168,11 +168,13 @@ class Stopwatch:
 
     def _read(self, block: int) -> Any:
         """Return a block of the table and the one after it."""
-        tf, raw = self._tf, self._raw
-        if self._block[0] != block:
-            with tf.device(CPU):
-                self._block = block, tf.constant([(BLOCK * block + row) % ROWS for row in range(2 * BLOCK)])
-        return raw.ResourceGather(resource=self._table.handles[0], indices=self._block[1], dtype=tf.float64).numpy()
+        places = self._places.get(block)
+        if places is None:
+            with self._tf.device(CPU):
+                rows = range(BLOCK * block, BLOCK * (block + 2))
+                places = self._places[block] = self._tf.constant([row % ROWS for row in rows])
+        table = self._raw.ResourceGather(resource=self._table.handles[0], indices=places, dtype=self._tf.float64)
+        return table.numpy()
 
     def _newest(self) -> int:
         """Return the number of the newest row."""
@@ -304,8 +306,8 @@ class Stopwatch:
 def _rows_after(seen: int, table: Any) -> tuple[list[tuple[float, float, float]], int]:
     """Return the complete rows of a part of the table that follows row `seen`, without those of no batch, and the last."""
     rows: list[tuple[float, float, float]] = []
-    newest = table[:, 0].max()
-    for number, start, end, marked in table.tolist():
+    newest = int(table[:, 0].max())
+    for number, start, end, marked in table[: max(newest - seen, 0)].tolist():
         kind = marked - number
         if number != seen + 1 or not 0 <= kind < 1:
             if newest - seen <= PATIENCE:  # it may be written yet
