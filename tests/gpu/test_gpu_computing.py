@@ -294,7 +294,7 @@ def test_traces_of_any_form_take_linear_time(tmp_path, kind):
     gpu = GpuTraces(write(tmp_path / "traces", events))
     began = time.process_time()
     (measured,) = measure(gpu)
-    assert len(gpu.columns("idle")) == 3 * (count if kind == "streams" else 1)
+    assert len(gpu.columns("idle_breakdown")) == 3 * (count if kind == "streams" else 1)
     assert measured.launches == count
     assert time.process_time() - began < 15
 
