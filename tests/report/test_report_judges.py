@@ -99,6 +99,7 @@ def test_finds_a_slow_optimizer():
         ("nadam._multi_tensor_nadam", "in a few operators already"),
         ("adam._fused_adam", "in a few operators already"),
         ("_functional.sparse_adam", "neither a fused nor a foreach implementation"),
+        ("_muon._single_tensor_muon", "neither a fused nor a foreach implementation"),
     ],
 )
 def test_an_optimizer_is_not_advised_what_it_does_not_accept(leaf, advised):
@@ -139,13 +140,16 @@ def test_steps_with_a_period_need_not_be_twice_as_long():
 
 def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
     found = {
-        name: report_from(training(200), metadata=({"padding": 0.8, "padding_of_all": beyond},)).verdict.main
-        for name, beyond in {"max_length": 0.7, "longest": 0.0}.items()
+        name: report_from(training(200), metadata=({"padding": whole, "padding_of_all": beyond},)).verdict.main
+        for name, (whole, beyond) in {"max_length": (0.8, 0.7), "mixed": (0.8, 0.0), "longest": (0.4, 0.0)}.items()
     }
     main = found["max_length"]
     assert (main.kind, main.confidence) == (Class.PADDING_WASTE, "high")
     assert "DataCollatorWithPadding" in main.next_step
     assert 1.5 < main.gain.speedup.low < 2.3 < main.gain.speedup.high
+    assert found["mixed"].kind is Class.PADDING_WASTE
+    assert found["mixed"].confidence != "high"
+    assert "similar length" in found["mixed"].next_step
     assert found["longest"].kind is Class.BALANCED
 
 

@@ -267,12 +267,16 @@ def padding(case: Case) -> Found | None:
     whole, of_all = case.metrics.padding
     passes = ("forward", "backward", "compiled")
 
+    # Batches of similar lengths lose nearly all of it, but not if lengths differ little, or samples must be drawn at random.
+    within = whole - of_all if whole > limits.MAJORITY else 0.0
+
     def saves(loop: Loop) -> Saving:
-        """Save what is beyond the longest sequence of each batch; at best half of the rest, of batches with similar lengths."""
+        """Save what is beyond the longest sequence of each batch, and of batches that are mostly padding most of the rest."""
         spent = loop.usual(*passes)
-        least = of_all * limits.SAVED[1]  # launching takes as long for shorter sequences
-        most = of_all + limits.MAJORITY * (whole - of_all)
-        return Saving.of_scenarios([spent * part for part in (least, of_all, most)], passes)
+        least = (
+            of_all * limits.SAVED[1] + within * limits.PART_SAVED_INDIRECT[0]
+        )  # launches take as long if they are shorter
+        return Saving.of_scenarios([spent * part for part in (least, of_all + within * limits.SAVED[0], whole)], passes)
 
     share = case.share_of(*passes) * whole
     evidence = (
@@ -280,7 +284,8 @@ def padding(case: Case) -> Found | None:
         Evidence("padding beyond the longest sequence of each batch", round(of_all, 4), unit="share"),
     )
     text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
-    doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else ""
+    doubt = "batches of similar lengths may not be possible" if text == "padding_within" else ""
+    doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else doubt
     return Found(
         text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,
     )  # fmt: skip
@@ -882,9 +887,11 @@ def optimizer(case: Case) -> Found | None:
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    words = {"share": percent(share), "time": duration(spent), "repair": _fewer_operators(case)}
+    repair = _fewer_operators(case)
+    words = {"share": percent(share), "time": duration(spent), "repair": repair}
+    known = repair not in (FRAGMENTS["optimizer_has_one_way"], FRAGMENTS["optimizer_is_fused"])
     return Found(
-        "optimizer", words, evidence, share, saves=saves,
+        "optimizer", words, evidence, share, saves=saves, doubt="" if known else "it has no faster implementation",
         error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
 
@@ -892,6 +899,7 @@ def optimizer(case: Case) -> Found | None:
 _OF_TORCH = re.compile(r"^torch\.optim\.")
 _IMPLEMENTATION = re.compile(r"^torch\.optim\.\w+\._(?P<how>single_tensor|multi_tensor|fused)_(?P<algorithm>\w+)$")
 _HAS_FUSED = ("adagrad", "adam", "adamw", "sgd")  # algorithms of torch.optim
+_HAS_ONE_WAY = ("muon",)  # the same
 
 
 def _fewer_operators(case: Case) -> str:
@@ -908,6 +916,8 @@ def _fewer_operators(case: Case) -> str:
     if not found:
         return FRAGMENTS["optimizer_has_one_way"]
     match = max(found, key=lambda one: one[1])[0]
+    if match["algorithm"] in _HAS_ONE_WAY:
+        return FRAGMENTS["optimizer_has_one_way"]
     fused = match["algorithm"] in _HAS_FUSED
     ways = {"single_tensor": "fused=True" if fused else "foreach=True", "multi_tensor": "fused=True" if fused else ""}
     way = ways.get(match["how"], "")

@@ -128,9 +128,22 @@ def periodic(case: Case) -> Found | None:
     )
     return Found(
         "periodic", words, evidence, rank.stall_share, advice, partial(_stalls_saved, rank),
-        "" if stalls.exact else "the interval varies", where=_lines(rank, case),
+        _doubt(rank, case, restarted=bool(restarted)), where=_lines(rank, case),
         low=case.load_doubt or ("" if stalls.exact else case.by_others(rank.stall_share)),  # slices of time come by the clock, too
     )  # fmt: skip
+
+
+def _doubt(rank: Rank, case: Case, *, restarted: bool) -> str:
+    stalls, samples = rank.stalls, case.metrics.samples.stacks
+    if not stalls.exact:
+        return "the interval varies"
+    if stalls.where == "wait" and not restarted:
+        return "the input may be slow, and not its start"
+    long = [one for one in samples if one.long and one.process == rank.name]
+    runs = sum(one.seconds for one in long if one.phase == "forward")
+    if stalls.where in (parts.UNKNOWN, "outside") and runs > limits.MAJORITY * sum(one.seconds for one in long):
+        return "the model runs in them, and may act for what is learned next"
+    return ""
 
 
 def _during(rank: Rank) -> str:
@@ -471,13 +484,26 @@ def _grown(case: Case, rank: Rank, change: Change) -> dict[str, float]:
 
 
 def _slowdown_saved(rank: Rank, change: Change, grown: dict[str, float], loop: Loop) -> Saving | None:
-    """Make all steps as long as the first ones, or as those before the slowdown, in the activities that grew."""
-    lost = loop.placed(rank.iterations.index, change.lost(rank.iterations.length))
-    rows = [np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()]
-    if not rows:
+    """Make all steps as long as the first ones, or as those before the slowdown, in the activities that grew.
+
+    At least, steps that become slower little by little are made as long as those before the moment that divides them best.
+    """
+
+    def removed(seconds: Floats) -> Floats:
+        lost = loop.placed(rank.iterations.index, seconds)
+        return np.sum([np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()], axis=0)
+
+    if not grown:
         return None
     least, value, most = limits.SAVED
-    return Saving(np.sum(rows, axis=0) * value, least / value, most / value, tuple(grown), strict=True)
+    lost = change.lost(rank.iterations.length)
+    later = np.where(np.arange(len(lost)) >= change.at, np.maximum(lost - np.median(lost[: change.at]), 0.0), 0.0)
+    whole, part = removed(lost), removed(later) if change.gradual else removed(lost)
+    usual = (part.sum() + whole.sum()) / 2 / max(float(whole.sum()), 1e-12)
+    low = part.sum() / max(float(whole.sum()), 1e-12)
+    scale = usual * value
+    certain = least / scale  # that so much has been lost, and not that a repair saves it
+    return Saving(whole * scale, least * low / scale, most / scale, tuple(grown), strict=True, certain=certain)
 
 
 def _grown_part(rank: Rank, change: Change) -> tuple[str, float]:
