@@ -384,13 +384,12 @@ class Forwards(Collector):
             tracker, began_ns, switches = session.tracker, perf_counter_ns(), False
             if threading.get_ident() == forwards.thread:
                 with session.guarded("hook"):
-                    tracker.end_rest()
                     switches = tracker.global_step >= 0 and self.training
+                    tracker.evaluation_begins(began_ns, switches=switches)
             result = switch(self)
             if switches:
                 with session.guarded("hook"):
                     tracker.append(EvalMode().span(forwards.model_name(self), began_ns, perf_counter_ns()))
-                    tracker.evaluates_after = tracker.train_number
                     forwards._evaluated = weakref.ref(self)
                     forwards._watch_train()
             return result
@@ -410,7 +409,8 @@ class Forwards(Collector):
             if evaluated is not None and mode and evaluated() is self and threading.get_ident() == forwards.thread:
                 with session.guarded("hook"):
                     now_ns, tracker = perf_counter_ns(), session.tracker
-                    forwards._evaluated, tracker.evaluates_after = None, NEVER
+                    forwards._evaluated = None
+                    tracker.evaluation_ends(now_ns)
                     tracker.append(TrainMode().span(forwards.model_name(self), now_ns, now_ns))
             return switch(self, mode)
 
