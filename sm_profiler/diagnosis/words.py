@@ -33,7 +33,7 @@ HEADLINES: Mapping[str, str] = {
     "anomaly": "torch's anomaly detection is on: recording a stack for each operator of the forward pass takes {share} of the loop, and checking each gradient more.",
     "gpu_never_used": "The GPU was never used: the training ran on the CPU.",
     "one_by_one": "{share} of each {step} step goes into dispatching uncompiled JAX operations{cost}.",
-    "optimizer": "The optimizer takes {share} of a training step ({time}).",
+    "optimizer": "The optimizer takes {share} of a training step ({time} of a typical one).",
     "transfer": "The training thread spends {share} of the loop copying to the device{pageable}.",
     # calls
     "saving": "Training stops for {stops}; this costs {share} of the loop{around}.",
@@ -202,7 +202,7 @@ ADVICE: Mapping[str, str] = {
     "dead_rank_left": "Find out why {name} left: a call of sys.exit({code}), which raises no error, in the script or in a library; its log may have the reason. Errors of other ranks, and timeouts, follow from it.",
     "more_steps": "Divide the samples evenly, also by their length: one list of all files or samples for all ranks and a DistributedSampler, in place of a file or shard for each rank; or the same number of batches per epoch for each rank (itertools.islice, a limit on the steps of an epoch).",
     "unequal_steps": "If {name} should have continued, its log shows why it ended. Give each rank the same number of batches: a DistributedSampler (with drop_last=True), a limit on the steps of an epoch, or DistributedDataParallel's join() for data that cannot be divided evenly.",
-    "hang": "{alone}Look at that line and at the stacks of the other threads, on the report's page and in report.json (hang). Give waits a timeout, so that an error names the cause next time.",
+    "hang": "{alone}Look at that line{stacks}, on the report's page and in report.json (hang). Give waits a timeout, so that an error names the cause next time.",
     "hang_gone": "Read the log of the rank that ended; let a launcher such as torchrun end all ranks when one fails.",
     "hang_start": "All ranks that are recorded wait for each other: check that every rank was started and reaches this line, and that MASTER_ADDR, MASTER_PORT and the network between the nodes are right.",
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective in a branch that only some ranks take is the usual cause.",
@@ -294,6 +294,7 @@ FRAGMENTS: Mapping[str, str] = {
     "full_in": "; at this rate, memory is full in {time}",
     "dead_thread": " In {name}, {thread} had ended with an exception{when}: {error}{place}.",
     "alone": "No other Python thread is alive in {name} that could end the wait. ",
+    "other_stacks": " and at the stacks of the other threads",
     "rank_unrecorded": "the rank that is waited for is not recorded",
     "threads_busy": "its threads used the CPU meanwhile",
     # healthy, and open

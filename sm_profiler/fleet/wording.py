@@ -222,7 +222,7 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
 
 
 def none_of(fleet: Fleet) -> str:
-    """Return a sentence on a fleet without jobs: none were found, or none is what was asked for."""
+    """Return a sentence on a fleet without jobs: none were found, or none passes the filters."""
     wanted = [f"has {key}={value}" for key, value in fleet.tags.items()]
     if fleet.since is not None:
         wanted.append(f"started since {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(fleet.since))}")

@@ -58,8 +58,8 @@ def forward_only(rows: StepRows) -> Mask:
 def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = ()) -> Mask:
     """Return the steps without gradients that are part of the training step after them.
 
-    They are if they come before each training step, or each second one (the two networks of a GAN), and read no batches of
-    their own. Evaluation comes more rarely, or switches its model to eval() mode once before, or in long runs of whole
+    They are if they come before each training step, or each second one (the two networks of a GAN), take no longer than what
+    the step itself computes, and read no batches of their own. Evaluation comes more rarely, or switches its model to eval() mode once before, or in long runs of whole
     batches; a model that acts is given less at a time, and may be switched for each act. What a framework was asked to
     predict is compared with nothing: before each training step, the script learns from it, or acts.
 
@@ -76,9 +76,8 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
     last = np.flatnonzero(without & ~goes_on)
     others = np.append(0, np.cumsum(~predicts))
     asked = others[last + 1] == others[first]
-    few = (asked | _acts(rows) | (last - first < thresholds.FORWARDS_IN_STEP)) & ~np.isin(
-        last + 1, (*breaks, len(rows))
-    )
+    short = (last - first < thresholds.FORWARDS_IN_STEP) & (not _outweighs(rows))
+    few = (asked | _acts(rows) | short) & ~np.isin(last + 1, (*breaks, len(rows)))
     edges = np.zeros(len(rows) + 1, np.int64)
     edges[first[few]], edges[last[few] + 1] = 1, -1
     found: Mask = np.cumsum(edges[:-1]) > 0
@@ -102,6 +101,15 @@ def _acts(rows: StepRows) -> bool:
     if not (known & train).any() or not (known & ~train).any():
         return False
     return bool(np.median(spent[known & ~train]) < thresholds.IN_TURNS * np.median(spent[known & train]))
+
+
+def _outweighs(rows: StepRows) -> bool:
+    """Return whether a forward without gradients takes longer than all phases of a training step."""
+    train = rows.mode == TRAIN
+    spent = sum((rows.seconds(part.key) for part in parts.phases()), np.zeros(len(rows)))
+    with_gradients, without = spent[train & (spent > 0)], rows.seconds("forward")[(rows.mode == EVAL)]
+    without = without[without > 0]
+    return bool(len(without) and len(with_gradients) and np.median(without) > np.median(with_gradients))
 
 
 def with_evaluations(rows: StepRows, to_eval: Sequence[float], to_train: Sequence[float]) -> StepRows:

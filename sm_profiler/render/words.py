@@ -66,12 +66,14 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
 
 
 def factors(speedup: Interval) -> str:
-    """Format a range of speedups: `1.6 to 1.8`, `more than 4.9`."""
+    """Format a range of speedups: `1.6 to 1.8`, `more than 4.9`, `up to 1.3`."""
     if speedup.high >= _MOST or speedup.high > WIDE * speedup.low:  # a cap, or a range of all sizes: no estimate
         return f"more than {speedup.low:.1f}"
     digits = 0 if speedup.low >= 10 else 1 if speedup.high - speedup.low >= 0.15 else 2  # digits shown
     if digits == 1 and not round(speedup.low, 1) <= round(speedup.value, 2) <= round(speedup.high, 1):
         digits = 2  # rounded to one, the range would leave out the estimate
+    if round(speedup.low, digits) <= 1 < speedup.high:
+        return f"up to {speedup.high:.{digits}f}"
     return _range(f"{speedup.low:.{digits}f}", f"{speedup.high:.{digits}f}")
 
 

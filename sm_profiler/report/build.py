@@ -135,8 +135,8 @@ def add_windows(report: Report, source: Any) -> Report:
 
     Findings about the kernels themselves are added, and about allocations, which take as long without a profiler. If a loop
     is limited by its GPU, the first of them leads: it is what the GPU is slow at. If the GPU is mostly idle, and the loop
-    does not show why, it is what the host does in the windows. Beside other findings they have no gain: the others' gains cover the whole loop, and these would
-    claim parts of the same seconds.
+    does not show why, it is what the host does in the windows. Beside other findings they have no gain: the others' gains
+    cover the whole loop, and these would claim parts of the same seconds.
     """
     windows = read_windows(source)
     if windows is None:

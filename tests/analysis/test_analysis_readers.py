@@ -335,7 +335,7 @@ def test_waiting_ends_with_a_job_without_data(training_job, monkeypatch):
     _Clock(monkeypatch, [{"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}])
     with pytest.raises(SourceError, match="ended with status Failed; it has no profiler data") as caught:
         TrainingJob("job", "us-east-1").wait_for_sys_profiling_data_to_be_available()
-    assert "profiler data from system: its training has not started (Failed)." in str(caught.value)  # as a report says
+    assert "profiler data from system: its training has not started (Failed)." in str(caught.value)  # as in a report
 
 
 def test_missing_region_is_a_source_error(monkeypatch):

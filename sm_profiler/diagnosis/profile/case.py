@@ -127,14 +127,9 @@ class Case:
     def _compiled_before(self, rank: Rank) -> float:
         """Return the seconds in which functions are compiled before the first training step: to make the model."""
         first = float(rank.steps[rank.train].start[0]) / 1e6
-        own = [
-            one for one in self.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start and one.end <= first
-        ]
-        return (
-            float(Covered.by(np.array([one.start for one in own]), np.array([one.end for one in own])).before[-1])
-            if own
-            else 0.0
-        )
+        compiles = self.metrics.recorded(Compile).of(rank.name)
+        own = [(one.start, one.end) for one in compiles if rank.start <= one.start and one.end <= first]
+        return float(Covered.by(*np.array(own).T).before[-1]) if own else 0.0
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -282,9 +277,7 @@ class Case:
             waited = self.core_wait_of(rank)
             may_use = max((one.args.cores for one in self.metrics.recorded(Threads).of(rank.name)), default=0.0)
             used = self._used_with_peers(rank, may_use)
-            left = (
-                max(may_use - used, 0.0) if used is not None and may_use > 0 else None
-            )  # of the cores that it may use
+            left = max(may_use - used, 0.0) if used is not None and may_use > 0 else None  # of its cores
             return min([waited, *(cores for cores in (others, left) if cores is not None)])
 
         return self.mean(of)

@@ -338,9 +338,8 @@ def launches_of(case: Case) -> Launches | None:
     steps = [one.step for one in found if one.step]
     step = float(np.median(steps)) if steps else None
     acts = case.mean(lambda rank: rank.within_steps / max(rank.train_steps, 1))
-    if (
-        acts > 0
-    ):  # forwards without gradients, each with about half of the operators, are none of the steps that were timed
+    if acts > 0:
+        # Forwards without gradients, each with about half of the operators, are none of the steps that were timed.
         usual = attrs.evolve(usual, operators=usual.operators * (1 + acts / 2))
         step = case.typical("length") * (1 - min(case.core_wait, 1 - limits.FLOOR))
     return attrs.evolve(usual, step=step)

@@ -599,6 +599,7 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
         "after": _after_steps(*hang.steps),
         "dead": _dead(hang),
         "alone": FRAGMENTS["alone"].format(name=first.name) if alone else "",
+        "stacks": "" if len(first.stacks) == 1 else FRAGMENTS["other_stacks"],
     }
     if others and not first.waits_for_ranks:
         words["others"] = f"; {others} other{'s wait' if others > 1 else ' waits'} for it"

@@ -150,7 +150,8 @@ def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
         for name, share in shares.items():
             seconds[name] += sum(rank.seconds[key] for key in keys) * share
     seconds[COLLECTING] = rank.seconds["gc"]
-    return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
+    judged = rank.train_steps - rank.left_out
+    return RankTotals(rank.name, judged, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
 def _names(rank: Rank, metrics: JobMetrics, key: str) -> dict[str, float]:
@@ -779,6 +780,8 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     else:
         table[keys.index(BETWEEN)] = training
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
+    left_out = Covered.by(*np.reshape(rank.stretches, (-1, 2)).T).within(ends[rows][:-1], ends[rows][1:])
+    evaluated &= left_out < limits.MAJORITY * length
     # rows that are neither are steps that are not judged
     keep = (
         (whole_step | evaluated)

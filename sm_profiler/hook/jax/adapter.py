@@ -132,7 +132,7 @@ class JaxProfiler(Profiler):
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._state: Any = import_module("jax._src.profiler")
-        self.entry = import_module("jax._src.lib")._profiler, SESSION  # JAX's own name
+        self.entry: tuple[Any, str] = import_module("jax._src.lib")._profiler, SESSION  # JAX's own name
 
     def prepare(self) -> None:
         """Keep the results of calls from now on, to wait for them when the window starts."""

@@ -649,7 +649,7 @@ class TensorFlowProfiler(Profiler):
 
     def __init__(self) -> None:
         self._owner: Any = import_module("tensorflow.python.profiler.profiler_v2")
-        self.entry = self._owner._pywrap_profiler, SESSION  # TensorFlow's own name
+        self.entry: tuple[Any, str] = self._owner._pywrap_profiler, SESSION  # TensorFlow's own name
 
     def is_busy(self) -> bool:
         """Return whether the script profiles."""
