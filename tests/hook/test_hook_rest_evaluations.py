@@ -16,7 +16,7 @@ EVERY, PASSES = 5, 3
 
 
 class Training:
-    """What the PyTorch adapter reports of a loop that evaluates after every fifth step, by a clock that ticks."""
+    """Reports of the PyTorch adapter for a loop that evaluates after every fifth step, by a clock that ticks."""
 
     def __init__(self, every: int, *, loader: bool = False, second: bool = False) -> None:
         self.now, self.records = 0, []
