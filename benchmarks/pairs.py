@@ -1,4 +1,4 @@
-"""Measure what `sm-profiler run` costs ten kinds of training loops, in its default configuration.
+"""Measure what `sm-profiler run` costs eleven kinds of training loops, in its default configuration.
 
     python benchmarks/pairs.py [--quick] [--pairs 5] [--kinds cells,samples] [--core 1]
 
@@ -31,11 +31,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "pairs" / "script.py"
-KINDS = ("cells", "samples", "tiny", "workers", "trainer", "lightning", "keras", "jax", "ranks", "long")
+KINDS = ("cells", "samples", "tiny", "evaluations", "workers", "trainer", "lightning", "keras", "jax", "ranks", "long")
 ENVIRONMENTS = {"trainer": "libraries", "lightning": "libraries", "keras": "frameworks", "jax": "frameworks"}
 LONG = 3  # times as many blocks of the long one
 FIRST_S = 3.0  # CPU time of the plain run in which the windows of the other lie
-STEPS_A_BLOCK = {"tiny": 60, "workers": 20, "lightning": 10, "keras": 20, "jax": 60, "ranks": 10}
+STEPS_A_BLOCK = {"tiny": 60, "evaluations": 20, "workers": 20, "lightning": 10, "keras": 20, "jax": 60, "ranks": 10}
 USUAL_STEPS = 3
 GOALS = "goals: windows at most 0.5 s, after at most 1 %, stated within 2 points of paired"
 

@@ -113,6 +113,30 @@ def tiny() -> None:
 
 
 @kind
+def evaluations() -> None:
+    """Steps of less than a millisecond; after every fifth, the model is evaluated on 32 batches."""
+    import torch
+
+    turns, model = Turns(), layers(torch, 32, 2, 1)
+    optimizer, known = (
+        torch.optim.Adam(model.parameters()),
+        [(torch.randn(8, 32), torch.randn(8, 1)) for _ in range(32)],
+    )
+    while True:
+        for number, (x, y) in enumerate(known):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if not turns.step():
+                return
+            if number % 5 == 4:
+                model.eval()
+                with torch.no_grad():
+                    sum(torch.nn.functional.mse_loss(model(x), y).item() for x, y in known)
+                model.train()
+
+
+@kind
 def workers() -> None:
     """A loader with two workers, which start again in each epoch."""
     import torch

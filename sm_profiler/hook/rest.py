@@ -20,6 +20,8 @@ COMPARED = 256  # comparisons that are kept
 ENOUGH = 16  # comparisons
 COMPARED_RESTS = 8  # of so many, the last step of one is compared once there are enough: a rest costs time to begin
 ENDLESS = 2**62  # nanoseconds, or a number that is not reached
+LONGEST_EVALUATION_NS = 5_000_000_000  # in a rest, which records it only when it ends
+EVALUATION_US = 16.0  # that an evaluation in a rest costs, as measured with a model of seven layers
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 
@@ -43,6 +45,10 @@ class Comparison:
     def is_due(self, rests: int) -> bool:
         """Return whether the observed step after this many rests is to be compared."""
         return len(self.ns) < ENOUGH or rests % COMPARED_RESTS == 0
+
+    def interrupted(self) -> None:
+        """Forget the rest before: the next step has an evaluation before it."""
+        self._before = None
 
     def rest_begins(self, step: int) -> None:
         """Compare the step since the last rest, if it was a single one, and `step` is that one."""
@@ -69,6 +75,8 @@ class Rest:
         gap_ns: usual time from the end of a step, or the arrival of its batch, to its first forward.
         ends: the end of the step before the rest, and those of the optimizer's steps since.
         arrivals: when batches arrived.
+        since_ns: when a model was switched to eval() mode that has not been switched back, or 0.
+        evaluations: when others were, and when they were switched back.
     """
 
     optimizer: int
@@ -79,6 +87,8 @@ class Rest:
     gap_ns: int
     ends: list[int]
     arrivals: list[int] = attrs.field(factory=list)
+    since_ns: int = attrs.field(default=0, kw_only=True)
+    evaluations: list[tuple[int, int]] = attrs.field(factory=list, kw_only=True)
     cost_us: ClassVar[float] = 2.0  # of a step, as measured in loops of half a millisecond
 
     @property
@@ -86,9 +96,32 @@ class Rest:
         """Steps so far."""
         return len(self.ends) - 1
 
+    @property
+    def evaluates(self) -> bool:
+        """True from a model's switch to eval() mode until it is switched back, or trains without that."""
+        return self.since_ns > self.ends[-1]
+
+    def evaluation_begins(self, now_ns: int) -> None:
+        """Note that a model was switched to eval() mode, unless another one was before."""
+        if not self.evaluates:
+            self.since_ns = now_ns
+
+    def evaluation_ends(self, now_ns: int) -> None:
+        """Note that it was switched back."""
+        if self.evaluates:
+            self.evaluations.append((self.since_ns, now_ns))
+        self.since_ns = 0
+
+    @property
+    def began_ns(self) -> int:
+        """Start of the running step: the end of the one before, or of the evaluation after that one."""
+        return max(self.ends[-1], self.evaluations[-1][1]) if self.evaluations else self.ends[-1]
+
     def phase(self, stack: Sequence[FrameType]) -> str:
         """Return the phase of a sample; without one on the stack, the time since decides."""
-        waited_ns = perf_counter_ns() - max(self.ends[-1:] + self.arrivals[-1:])
+        if self.evaluates:
+            return "evaluation"
+        waited_ns = perf_counter_ns() - max([self.began_ns, *self.arrivals[-1:]])
         return self.phase_of(stack) or ("outside" if waited_ns < self.gap_ns else "between")
 
     def waiting(self) -> int | None:
@@ -111,6 +144,26 @@ class Rest:
                 end, at = ends[at], at + 1
             found.append((start, end))
         return found
+
+    def steps_and_evaluations(self, now_ns: int) -> list[tuple[int, int, bool]]:
+        """Return start and end of each step and of each evaluation between steps, in order, and whether it is a step.
+
+        Without a loader, a step begins after the evaluation.  With one, what is evaluated between the arrival of a batch
+        and the optimizer's step is part of the step.
+        """
+        evaluations = [*self.evaluations, (self.since_ns, now_ns)] if self.evaluates else self.evaluations
+        found, at = [], 0
+        for start, end in self.spans():
+            begins = start
+            while at < len(evaluations) and evaluations[at][0] < end:
+                since, until = evaluations[at]
+                at += 1
+                if self.stream is None:
+                    begins = until
+                if self.stream is None or since < start:
+                    found.append((since, until, False))
+            found.append((begins, end, True))
+        return [*found, *((since, until, False) for since, until in evaluations[at:])]
 
 
 @attrs.define(eq=False)

@@ -238,7 +238,8 @@ class Sampler(Collector):
         tracker = self._tracker
         number, start_ns = tracker.latest
         last, last_start_ns = self._seen
-        training = tracker.mode is ModeKeys.TRAIN
+        rest = tracker.rest
+        training = tracker.mode is ModeKeys.TRAIN and not (rest is not None and rest.evaluates)
         if number != last:
             self._settle_step(last, (start_ns - last_start_ns) / 1e9, number - last, trains=training)
             self._seen, self._was_training = (number, start_ns), training

@@ -14,7 +14,15 @@ from typing import Any
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.rest import REST_NS, CallRest, Comparison, MarkedRest, Rest
+from sm_profiler.hook.rest import (
+    EVALUATION_US,
+    LONGEST_EVALUATION_NS,
+    REST_NS,
+    CallRest,
+    Comparison,
+    MarkedRest,
+    Rest,
+)
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
@@ -27,7 +35,7 @@ MANY = 64  # backward passes without an optimizer's step, or forwards without a 
 METER_EVERY = 19
 NEVER = -2  # no training step has this number
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
-REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest
+REGULAR = 8  # training steps in a row, each with one step of the same optimizer, after which the hook may rest
 AGAIN = 2  # the same after a rest that ended early
 # Arguments of a step whose record its adapter completes on the recorder's thread with the wait at its start; the second
 # those of a step whose phases are not recorded.
@@ -128,6 +136,9 @@ class StepTracker:
         self.every = 1
         self.keep_phases = self.rests = True
         self.evaluates_after = NEVER
+        self._evaluates_since = 0  # time of that switch
+        self._switches_back = False  # after the latest evaluation, soon and before the next training step
+        self._in_eval_mode = False  # the latest step that is no training step began after such a switch
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
@@ -257,7 +268,7 @@ class StepTracker:
         """The latest step and its start; during a rest, a step begins with the end of the one before."""
         rest = self.rest
         return (
-            (self.global_step, self.step_start) if rest is None else (self.global_step + len(rest.ends), rest.ends[-1])
+            (self.global_step, self.step_start) if rest is None else (self.global_step + len(rest.ends), rest.began_ns)
         )
 
     # fetches
@@ -398,6 +409,32 @@ class StepTracker:
             self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
         self._pieces = False
 
+    # evaluations, of models that are switched to eval() mode for them
+
+    def evaluation_begins(self, now_ns: int, *, switches: bool) -> None:
+        """Note a call of `model.eval()`: a rest ends unless a call of `model.train()` is expected.
+
+        Args:
+            now_ns: its start.
+            switches: the model was in training mode, and a step has begun.
+        """
+        rest = self.rest
+        if type(rest) is not Rest or not (self._switches_back if switches else rest.evaluates):
+            self.end_rest()
+        elif switches:
+            rest.evaluation_begins(now_ns)
+        if switches:
+            self.compared.interrupted()
+            self.evaluates_after, self._evaluates_since = self.train_number, now_ns
+
+    def evaluation_ends(self, now_ns: int) -> None:
+        """Note the call of `train()` that switches the model back."""
+        is_short = now_ns - self._evaluates_since < LONGEST_EVALUATION_NS
+        self._switches_back = is_short and self.evaluates_after == self.train_number
+        self.evaluates_after = NEVER
+        if self.rest is not None:
+            self.rest.evaluation_ends(now_ns)
+
     # compiled functions, of frameworks whose phases cannot be seen
 
     @property
@@ -463,13 +500,18 @@ class StepTracker:
         """
         if self.is_open or self.rest is not None:
             self.end_step()
-        self._regular = self._regular + 1 if self._updates == 1 and self.mode is _TRAIN else 0
+        if self.mode is _TRAIN:
+            self._regular = self._regular + 1 if self._updates == 1 else 0
+        elif self._updates or not self._in_eval_mode:
+            self._regular = 0
         self._updates = 0
         self._gap_ns = start_ns - max(self._last_end, self._fetch_end)
         self.mode = mode = self.forced_mode or mode or (_TRAIN if gradients else _EVAL)
         self.global_step = step = self.global_step + self._ahead
         self.batches = self._ahead = batches
         counts = self.counts
+        if mode is not _TRAIN:
+            self._in_eval_mode = self.evaluates_after == counts[_TRAIN] - 1
         self.number = number = counts[mode]
         counts[mode] = number + batches
         keeps = step % self.every < batches
@@ -603,31 +645,38 @@ class StepTracker:
                 planned = len(rest.ends) >= rest.steps or 0 < rest.until <= began_ns
                 self._record_calls(rest, began_ns)
             else:
-                self._record_rest(rest)
+                self._record_rest(rest, began_ns)
                 if not regular:
                     self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
             if not regular:
                 rest.awake()
-        self.rests_us += rest.cost_us * (self.rested - rested)
-        if planned:  # what ends it otherwise, such as the end of an epoch, also takes time
+        self.rests_us += rest.cost_us * (self.rested - rested) + EVALUATION_US * len(rest.evaluations)
+        if planned and not rest.evaluations:  # what ends it otherwise, such as the end of an epoch, also takes time
             self.compared.rest_ended(self.global_step, self.rested - rested, cpu_ns)
         self.own_ns += min(perf_counter_ns() - began_ns, METER_MAX_NS) // METER_EVERY
 
-    def _record_rest(self, rest: Rest) -> None:
-        arrived_ns, name = rest.waiting(), STEP[_TRAIN]
+    def _record_rest(self, rest: Rest, now_ns: int) -> None:
+        arrived_ns, name, evaluation = rest.waiting(), STEP[_TRAIN], STEP[_EVAL]
         if arrived_ns is not None and isinstance(rest.stream, Stream):
             self._fetch_end, self._after_fetch = arrived_ns, True
             rest.stream.credits += 1
-        spans, append = rest.spans(), self.append
-        for number, (start, end) in enumerate(spans, self.number + 1):
-            append((name, name, start, end, number, None))
-        if spans:
-            self.step_start, self._last_end = spans[-1]
-            self.number += len(spans)
-            self.counts[_TRAIN] = self.number + 1
-            self.global_step += len(spans)
-            self.rested += len(spans)
+        append, counts, before = self.append, self.counts, self.number
+        for start, end, trains in rest.steps_and_evaluations(now_ns):
+            if trains:
+                self.number += 1
+                self.step_start = start
+                append((name, name, start, end, self.number, None))
+            else:  # one step, which does not count for the interval of observed ones
+                append((evaluation, evaluation, start, end, counts[_EVAL], None))
+                counts[_EVAL] += 1
+            self._last_end = end
+        count = self.number - before
+        counts[_TRAIN] += count
+        self.global_step += count
+        self.rested += count
+        if rest.evaluates:
+            self.evaluates_after = self.number
 
     def _record_calls(self, rest: CallRest, now_ns: int) -> None:
         """Record the steps of a rest; the last one is open from here on, unless its owner has marked its end."""

@@ -85,5 +85,4 @@ def use(session, gpu: FakeGpu) -> None:
     """Let a session record the phases of a fake device from the running step on."""
     collector = session.adapter.cuda
     session.add(collector)
-    collector.begin(gpu.device())
-    collector.step_begins(session.tracker.global_step, session.tracker.mode)
+    collector.begin(gpu.device()).step_begins()

@@ -13,7 +13,7 @@ from fake_cuda import FakeGpu
 
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.cuda import ANCHOR_MS, PHASES, Boundaries, CudaCollector, CudaPhases
-from sm_profiler.hook.steps import StepObserver, StepTracker
+from sm_profiler.hook.steps import StepTracker
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.hook import config, environment
@@ -22,24 +22,17 @@ from tests.support.profiles import events
 MS = 1_000_000
 
 
-class Loop(StepObserver):
+class Loop:
     """A training loop on a tracker: each phase takes the host a millisecond."""
 
     def __init__(self, gpu: FakeGpu, **options) -> None:
         self.gpu, self.records, self.failures = gpu, [], []
-        self.tracker = StepTracker(self.records.append, self)
+        self.tracker = StepTracker(self.records.append)
         self.phases = CudaPhases(
             self.tracker, gpu.device(3), failed=self._failed, clock=gpu.clock, **options
         )  # fmt: skip
-        self.boundaries = Boundaries(self.tracker, self.phases)
+        self.boundaries = Boundaries(self.tracker, self.phases, self._failed)
         self.boundaries.install()
-
-    def step_began(self, _step: int, _mode: ModeKeys) -> None:
-        if not self.failures:  # a session no longer calls a collector that failed
-            try:
-                self.phases.step_begins()
-            except RuntimeError as error:
-                self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         self.failures.append(error)
@@ -275,6 +268,7 @@ def test_cuda_costs_nothing_before_it_is_initialised_nor_after_it_stops(session)
     tracker.metering = True
     assert not collector.step_begins(0, ModeKeys.TRAIN)  # no model on a device yet, so every step counts
     collector.begin(gpu.device())
+    assert collector.step_begins(1, ModeKeys.TRAIN)  # the tracker itself calls it from here on
     assert "forward_begins" in vars(tracker)
     collector.stop()
     session.discard(collector)

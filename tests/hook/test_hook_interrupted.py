@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sm_profiler.hook.detailed import DetailedWindow
-from sm_profiler.hook.pytorch.detailed import TorchProfiler, severity_level
+from sm_profiler.hook.pytorch.detailed import ScriptProfilers, TorchProfiler, severity_level
 
 PLACES = ("/sm_profiler/threads.py", "/hook/detailed.py", "/pytorch/detailed.py")
 # After these instructions Python runs them, and at the start of a function.
@@ -76,7 +76,7 @@ def window():
         warnings=warnings,
     )
     forwards = SimpleNamespace(compiled=False, models=lambda: [torch.nn.Linear(2, 2)])
-    window = DetailedWindow(session, TorchProfiler(session, torch, forwards))
+    window = DetailedWindow(session, TorchProfiler(session, torch, forwards, ScriptProfilers(torch)))
     window.prepare()
     return window
 

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+from fake_cuda import QueueGpu, use
 
 from sm_profiler.config import load_profile
 from sm_profiler.formats.event_names import (
     BACKWARD,
     DATALOADER_ITER,
     DATALOADER_WAIT,
+    DEVICE_FORWARD,
     EVAL_MODE,
     FORWARD,
     OPTIMIZER,
@@ -167,6 +169,8 @@ def test_steps_are_not_compared_if_a_rest_ends_early(loop):
     for _ in range(4):
         loop.rest()
         loop.model.eval()
+        loop.model.train()
+        loop.tracker.end_rest()
     assert not loop.tracker.compared.ns
 
 
@@ -236,7 +240,7 @@ def test_an_optimizer_inside_another_counts_once(loop):
     assert loop.numbers(TRAIN)[-STEPS:] == list(range(1, STEPS + 1))
 
 
-def test_an_evaluation_with_a_loader_ends_the_rest(loop):
+def test_an_evaluation_with_a_loader_in_training_mode_ends_the_rest(loop):
     loop.tracker.every = 64
     for x in loader(30):
         loop.step(x)
@@ -248,7 +252,7 @@ def test_an_evaluation_with_a_loader_ends_the_rest(loop):
     assert loop.numbers(EVAL) == [0, 1, 2, 3]
 
 
-def test_an_evaluation_without_a_loader_ends_the_rest(loop):
+def test_the_first_evaluation_without_a_loader_ends_the_rest(loop):
     loop.rest()
     loop.model.eval()
     with torch.no_grad():
@@ -258,6 +262,85 @@ def test_an_evaluation_without_a_loader_ends_the_rest(loop):
     loop.run(64, 3)
     assert loop.numbers(EVAL) == [0, 1, 2, 3]
     assert loop.numbers(TRAIN)[-3:] == list(range(REGULAR + 4, REGULAR + 7))
+
+
+def evaluate(loop, batches=None) -> None:
+    loop.model.eval()
+    with torch.no_grad():
+        for x in batches or [(torch.ones(1, 2),)] * 4:
+            loop.model(x[0])
+            loop.inside()
+    loop.model.train()
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_evaluations_after_the_first_do_not_end_the_rest(loop, loads):
+    evaluate(loop)
+    loop.rest()
+    rest, seen = loop.tracker.rest, []
+    loop.inside = lambda: seen.append((loop.hooks(), phase_of(loop.tracker)))
+    for _ in range(3):
+        evaluate(loop, loader(4) if loads else None)
+    loop.inside = lambda: None
+    loop.run(1 << 20, 2)
+    assert seen == [(0, "evaluation")] * 12
+    assert loop.tracker.rest is rest
+    assert loop.numbers(EVAL) == list(range(4 + 3))
+    assert len(loop.found(EVAL_MODE)) == len(loop.found(TRAIN_MODE)) == 4
+    trained = loop.found(TRAIN)
+    assert [record[4] for record in trained] == list(range(trained[0][4], trained[0][4] + len(trained)))
+    (before, after) = [record for record in trained if record[4] >= trained[-2][4]]
+    assert before[2] == loop.found(EVAL)[-1][3]
+    assert before[3] == after[2]
+
+
+def test_a_loop_that_evaluates_often_is_observed_as_rarely_as_one_that_does_not(loop):
+    for _ in range(30):
+        evaluate(loop)
+        loop.run(16, 5)
+    assert loop.tracker.rested > 100
+
+
+def test_evaluations_are_seen_while_batches_are_recorded(loop):
+    ranges = json.dumps({"StartStep": 0, "NumSteps": 1 << 20})
+    profile = json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})
+    evaluate(loop)
+    loop.rest()
+    loop.session.change_profile(load_profile(profile))
+    loop.tracker.end_rest()
+    loop.run(1 << 20, REGULAR + 3)
+    evaluate(loop, loader(4))
+    assert len(loop.found(DATALOADER_ITER)) == 4
+
+
+def test_steps_are_not_compared_across_an_evaluation(loop):
+    cpu = [0]
+    loop.tracker.compared.clock = lambda: cpu[0]
+
+    def spend() -> None:
+        cpu[0] += 10 if loop.tracker.rest is not None else 110
+
+    for number in range(200):
+        loop.inside = spend
+        loop.run(8, 1)
+        if number % 7 == 0:
+            evaluate(loop)
+    assert set(loop.tracker.compared.ns) == {5 * 100}
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_a_loop_on_a_device_rests(loop, session, often):
+    use(session, QueueGpu())
+    for _ in range(20):
+        loop.run(16, 5)
+        if often:
+            evaluate(loop)
+    assert loop.tracker.rested > 60
+    loop.run(1, 3)
+    devices = set(loop.numbers(DEVICE_FORWARD))
+    assert devices <= set(loop.numbers(FORWARD))
+    assert len(devices) >= 4
+    assert loop.tracker.rested < 100
 
 
 def test_only_a_switch_to_eval_mode_in_the_loop_is_recorded(loop):

@@ -285,9 +285,10 @@ class Boundaries:
     The replacements are attributes of the tracker object, so that they cost nothing in processes without CUDA.
     """
 
-    def __init__(self, tracker: StepTracker, phases: CudaPhases) -> None:
+    def __init__(self, tracker: StepTracker, phases: CudaPhases, failed: Callable[[BaseException], None]) -> None:
         self._tracker = tracker
         self._phases = phases
+        self._failed = failed
         self._optimizer = ""
         self._pieces = False  # the running optimizer has called backward: its own work follows
 
@@ -299,6 +300,14 @@ class Boundaries:
         """Restore the methods."""
         for name in REPLACED:
             vars(self._tracker).pop(name, None)
+
+    def begin_step(self, start_ns: int, **options: Any) -> None:
+        """Decide whether to mark the phases of the step that begins."""
+        StepTracker.begin_step(self._tracker, start_ns, **options)
+        try:
+            self._phases.step_begins()
+        except Exception as error:  # fail open
+            self._failed(error)
 
     def forward_begins(self, key: int, start_ns: int, *, gradients: bool) -> None:
         """Mark the start of a forward; inside an optimizer's step, the optimizer's own work pauses."""
@@ -350,6 +359,7 @@ class Boundaries:
 
 
 REPLACED = (
+    "begin_step",
     "forward_begins",
     "forward_ends",
     "backward_begins",
@@ -388,7 +398,7 @@ class CudaCollector(Collector):
                 session.add(self)
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # the life cycle's
-        """Decide about the device's phases of this step; until a model is on a device, check metered steps for such a model."""
+        """Until a model is on a device, check metered steps for such a model; then the tracker's own steps decide."""
         tracker = self._session.tracker
         if self._phases is None:
             if not tracker.metering:
@@ -399,17 +409,16 @@ class CudaCollector(Collector):
             device = next((parameter.device for parameter in parameters if parameter.device.type == "cuda"), None)
             if device is None:
                 return False
-            self.begin(torch_device(self._torch, device.index))
-        if self._phases is not None:
-            self._phases.step_begins()
-        return False
+            self.begin(torch_device(self._torch, device.index)).step_begins()
+        return True
 
-    def begin(self, device: Device) -> None:
-        """Record this device's phases from now on."""
+    def begin(self, device: Device) -> CudaPhases:
+        """Record this device's phases from the next step on."""
         tracker = self._session.tracker
         self._phases = phases = CudaPhases(tracker, device, failed=self._failed)
-        self._boundaries = Boundaries(tracker, phases)
+        self._boundaries = Boundaries(tracker, phases, self._failed)
         self._boundaries.install()
+        return phases
 
     def close(self) -> None:
         """Record the phases that the device has finished."""

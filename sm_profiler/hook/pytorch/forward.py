@@ -383,16 +383,19 @@ class Forwards(Collector):
         def evaluates(self: Any) -> Any:  # replaces a method, whose argument may be given by its name
             tracker, began_ns, switches = session.tracker, perf_counter_ns(), False
             if threading.get_ident() == forwards.thread:
-                with session.guarded("hook"):
-                    tracker.end_rest()
+                try:
                     switches = tracker.global_step >= 0 and self.training
+                    tracker.evaluation_begins(began_ns, switches=switches)
+                except Exception as error:  # fail open
+                    session.guard.failed("hook", error)
             result = switch(self)
             if switches:
-                with session.guarded("hook"):
+                try:
                     tracker.append(EvalMode().span(forwards.model_name(self), began_ns, perf_counter_ns()))
-                    tracker.evaluates_after = tracker.train_number
                     forwards._evaluated = weakref.ref(self)
                     forwards._watch_train()
+                except Exception as error:  # fail open
+                    session.guard.failed("hook", error)
             return result
 
         self._eval = switch, evaluates
@@ -408,10 +411,13 @@ class Forwards(Collector):
         def train(self: Any, mode: bool = True) -> Any:  # flat on purpose: runs for each layer
             evaluated = forwards._evaluated
             if evaluated is not None and mode and evaluated() is self and threading.get_ident() == forwards.thread:
-                with session.guarded("hook"):
+                try:
                     now_ns, tracker = perf_counter_ns(), session.tracker
-                    forwards._evaluated, tracker.evaluates_after = None, NEVER
+                    forwards._evaluated = None
+                    tracker.evaluation_ends(now_ns)
                     tracker.append(TrainMode().span(forwards.model_name(self), now_ns, now_ns))
+                except Exception as error:  # fail open
+                    session.guard.failed("hook", error)
             return switch(self, mode)
 
         self._train = switch, train

@@ -132,8 +132,12 @@ class DataLoaderCollector(Collector):
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # flat on purpose; replaces a method of this name
             rest = tracker.rest
-            if rest is not None and get_ident() == forwards.thread and self.__dict__.get(STREAM, rest) is rest.stream:
-                return at_rest(self, rest)
+            if rest is not None and get_ident() == forwards.thread:
+                if self.__dict__.get(STREAM, rest) is rest.stream:
+                    if not (rest.since_ns and rest.evaluates):  # else the loop's batches are evaluated
+                        return at_rest(self, rest)
+                elif rest.evaluates and ((window := windows.get(DATALOADER)) is None or window.ended):
+                    return original(self)
             foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
