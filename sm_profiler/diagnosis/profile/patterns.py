@@ -491,7 +491,8 @@ def _slowdown_saved(rank: Rank, change: Change, grown: dict[str, float], loop: L
 
     def removed(seconds: Floats) -> Floats:
         lost = loop.placed(rank.iterations.index, seconds)
-        return np.sum([np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()], axis=0)
+        rows = [np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()]
+        return np.asarray(np.sum(rows, axis=0))
 
     if not grown:
         return None
