@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler._version import __version__
+from sm_profiler.descriptors import open_regular
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import EXIT_FOLDER, LOADING_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
@@ -232,8 +233,8 @@ def failed_exits(root: Path) -> list[Path]:
     """Return the files of processes that left with another exit code than 0, and that are not recovered yet."""
     found = []
     for path in sorted((root / EXIT_FOLDER).glob("*_*_*")):
-        with contextlib.suppress(OSError):
-            if _exit_record(path.read_bytes()[:_MAX_RECORD])[1]:
+        with contextlib.suppress(OSError), open_regular(path, flags=os.O_NOFOLLOW) as file:
+            if _exit_record(file.read(_MAX_RECORD))[1]:
                 found.append(path)
     return found
 
