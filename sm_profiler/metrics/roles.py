@@ -59,9 +59,10 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
     """Return the steps without gradients that are part of the training step after them.
 
     They are if they come before each training step, or each second one (the two networks of a GAN), take no longer than what
-    the step itself computes, and read no batches of their own. Evaluation comes more rarely, or switches its model to eval() mode once before, or in long runs of whole
-    batches; a model that acts is given less at a time, and may be switched for each act. What a framework was asked to
-    predict is compared with nothing: before each training step, the script learns from it, or acts.
+    the step itself computes, and read no batches of their own. Evaluation comes more rarely, or switches its model to eval()
+    mode once before, or in long runs of whole batches; a model that acts is given less at a time, and may be switched for
+    each act. What a framework was asked to predict is compared with nothing: before each training step, the script learns
+    from it, or acts.
 
     Args:
         rows: steps of a process.
@@ -107,7 +108,7 @@ def _outweighs(rows: StepRows) -> bool:
     """Return whether a forward without gradients takes longer than all phases of a training step."""
     train = rows.mode == TRAIN
     spent = sum((rows.seconds(part.key) for part in parts.phases()), np.zeros(len(rows)))
-    with_gradients, without = spent[train & (spent > 0)], rows.seconds("forward")[(rows.mode == EVAL)]
+    with_gradients, without = spent[train & (spent > 0)], rows.seconds("forward")[rows.mode == EVAL]
     without = without[without > 0]
     return bool(len(without) and len(with_gradients) and np.median(without) > np.median(with_gradients))
 

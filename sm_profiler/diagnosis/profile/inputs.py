@@ -305,8 +305,8 @@ def _by_own_iterator(case: Case) -> Found | None:
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        making = loop.usual(MAKING)
-        seconds = making + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
+        sampled = loop.usual(MAKING)
+        seconds = sampled + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
         least, value, most = limits.SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
         return Saving(
@@ -316,7 +316,7 @@ def _by_own_iterator(case: Case) -> Found | None:
             (MAKING, COLLECTING),
             strict=True,
             certain=min(least, rest) / value,
-            error=error / max(share, 1e-9) * float(making.sum()) / max(float(seconds.sum()), 1e-12),
+            error=error / max(share, 1e-9) * float(sampled.sum()) / max(float(seconds.sum()), 1e-12),
         )
 
     evidence = (

@@ -134,6 +134,7 @@ def periodic(case: Case) -> Found | None:
 
 
 def _doubt(rank: Rank, case: Case, *, restarted: bool) -> str:
+    """Return why stalls with a period may have another cause; "" if nothing speaks for that."""
     stalls, samples = rank.stalls, case.metrics.samples.stacks
     if not stalls.exact:
         return "the interval varies"
@@ -499,10 +500,9 @@ def _slowdown_saved(rank: Rank, change: Change, grown: dict[str, float], loop: L
     least, value, most = limits.SAVED
     lost = change.lost(rank.iterations.length)
     later = np.where(np.arange(len(lost)) >= change.at, np.maximum(lost - np.median(lost[: change.at]), 0.0), 0.0)
-    whole, part = removed(lost), removed(later) if change.gradual else removed(lost)
-    usual = (part.sum() + whole.sum()) / 2 / max(float(whole.sum()), 1e-12)
-    low = part.sum() / max(float(whole.sum()), 1e-12)
-    scale = usual * value
+    whole = removed(lost)
+    low = float(removed(later).sum()) / max(float(whole.sum()), 1e-12) if change.gradual else 1.0
+    scale = (low + 1) / 2 * value
     certain = least / scale  # that so much has been lost, and not that a repair saves it
     return Saving(whole * scale, least * low / scale, most / scale, tuple(grown), strict=True, certain=certain)
 

@@ -44,10 +44,8 @@ MAX_CELLS, CELLS_A_ROW = 1 << 22, 8  # activities times steps of all ranks: so m
 OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
 MIN_SECONDS = 1e-12  # shorter times are 0, so that ratios are finite
-MIN_FACT, MAX_FACT = (
-    1e-100,
-    1e100,
-)  # smaller numbers are 0, and a column with larger ones is left out, so that squares are finite
+# Smaller numbers of a fact are 0, and a column with larger ones is left out, so that squares are finite.
+MIN_FACT, MAX_FACT = 1e-100, 1e100
 ROUNDING = 1e-9  # of an operation's length; one that ends this much after the next begins does not overlap it
 MLLOG = ":::MLLOG"
 _MOMENTS = (
