@@ -887,11 +887,10 @@ def optimizer(case: Case) -> Found | None:
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    repair = _fewer_operators(case)
+    repair, is_faster = _fewer_operators(case)
     words = {"share": percent(share), "time": duration(spent), "repair": repair}
-    known = repair not in (FRAGMENTS["optimizer_has_one_way"], FRAGMENTS["optimizer_is_fused"])
     return Found(
-        "optimizer", words, evidence, share, saves=saves, doubt="" if known else "it has no faster implementation",
+        "optimizer", words, evidence, share, saves=saves, doubt="" if is_faster else "it has no faster implementation",
         error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
 
@@ -902,26 +901,29 @@ _HAS_FUSED = ("adagrad", "adam", "adamw", "sgd")  # algorithms of torch.optim
 _HAS_ONE_WAY = ("muon",)  # the same
 
 
-def _fewer_operators(case: Case) -> str:
-    """Return what runs the optimizer in fewer operators: of torch's own, what its class accepts and does not do already."""
+def _fewer_operators(case: Case) -> tuple[str, bool]:
+    """Return what runs the optimizer in fewer operators, and whether something does.
+
+    Of torch's own, it is what the class accepts and does not do already.
+    """
     if case.stack is not PYTORCH:
-        return case.stack.optimizer
+        return case.stack.optimizer, True
     seen = Counter[str]()
     for one in case.metrics.samples.stacks:
         if one.phase == "optimizer" and _OF_TORCH.match(one.leaf):
             seen[one.leaf] += one.count
     if not seen:
-        return case.stack.optimizer
+        return case.stack.optimizer, True
     found = [(match, count) for leaf, count in seen.items() if (match := _IMPLEMENTATION.match(leaf))]
     if not found:
-        return FRAGMENTS["optimizer_has_one_way"]
+        return FRAGMENTS["optimizer_has_one_way"], False
     match = max(found, key=lambda one: one[1])[0]
     if match["algorithm"] in _HAS_ONE_WAY:
-        return FRAGMENTS["optimizer_has_one_way"]
+        return FRAGMENTS["optimizer_has_one_way"], False
     fused = match["algorithm"] in _HAS_FUSED
     ways = {"single_tensor": "fused=True" if fused else "foreach=True", "multi_tensor": "fused=True" if fused else ""}
     way = ways.get(match["how"], "")
-    return FRAGMENTS["optimizer_way" if way else "optimizer_is_fused"].format(way=way)
+    return FRAGMENTS["optimizer_way" if way else "optimizer_is_fused"].format(way=way), bool(way)
 
 
 def transfer(case: Case) -> Found | None:
