@@ -129,6 +129,15 @@ def test_ranks_with_one_thread_each_need_no_fewer_threads():
     )
 
 
+def test_ranks_that_other_programs_keep_waiting_do_not_compete():
+    """32 ranks on two cores, all of whose waits were the machine's, ended the report with a division by zero."""
+    rows = []
+    for node in ("algo-1-0", "algo-1-1"):
+        args = {"threads": 4, "library_threads": 1, "cores": 1.0, "switches": 4000 * 5, "waited_ns": 0}
+        rows += [*training(600, node=node), (event_names.THREADS, "threads", 1.0, 5.0, node, -1, args)]
+    assert judged(rows).kind is Class.BALANCED
+
+
 def test_workers_count_as_threads():
     rows = threads(4, switches=4000, waited=0.5)
     assert judged(rows).kind is Class.BALANCED

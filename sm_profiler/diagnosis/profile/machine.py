@@ -122,7 +122,7 @@ def threads(case: Case) -> Found | None:
         only_ranks = of_libraries <= 1 and not workers and ranks > cores
         if only_ranks:  # more cores end all waits that other programs do not cause
             share = max(min(waited, 1.0) - case.shared_wait, 0.0)
-        if count < limits.CLEARLY * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
+        if count < limits.CLEARLY * cores or switches < limits.SWITCHES or share <= (worst.share if worst else 0.0):
             continue
         evidence = (
             Evidence("threads for each core", round(count / cores, 2), limits.CLEARLY, rank.name),

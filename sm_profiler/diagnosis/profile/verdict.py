@@ -89,7 +89,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
         broken: receives the names of causes that raise, each with one line about the error; default: they may raise.
     """
     found = _recognized(case, broken)
-    ranked = rank_by_gain(found, case)
+    ranked = rank_by_gain(found, case, broken)
     if not ranked:
         good = next((one for one in found if one.cause.kind.is_healthy), None)
         sure = "high" if case.ranks else "medium"
@@ -144,8 +144,11 @@ def _foreign(finding: Finding | None) -> Candidate | None:
     )
 
 
-def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
-    """Return the findings that are worth a repair, the one that certainly saves most first, with their gains."""
+def rank_by_gain(found: Sequence[Candidate], case: Case, broken: dict[str, str] | None = None) -> list[Ranked]:
+    """Return the findings that are worth a repair, the one that certainly saves most first, with their gains.
+
+    A cause whose saving cannot be computed is left out and named in `broken`, as in `decide`.
+    """
     found = [one for one in found if not one.cause.kind.is_healthy]
     stopped = [Ranked(one.with_confidence(case, 1.0), math.inf) for one in found if one.cause.stops]
     growing = [one for one in found if one.cause.kind is Class.MEMORY_GROWTH]
@@ -157,7 +160,7 @@ def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     others = [one for one in found if not one.cause.stops and one not in growing]
     idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
     in_loop = [one for one in others if one.found.of == "loop" and one not in idle]
-    ranked = [*growth, *_repaired([*idle, *in_loop], case)]
+    ranked = [*growth, *_repaired([*idle, *in_loop], case, broken)]
     left = case.metrics.duration - sum(one.finding.gain.seconds.value for one in ranked if one.finding.gain)
     for one in others:
         if one.found.of == "job":
@@ -166,7 +169,7 @@ def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     return [*stopped, *sorted(ranked, key=lambda one: -one.certain)]
 
 
-def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
+def _repaired(candidates: Sequence[Candidate], case: Case, broken: dict[str, str] | None) -> list[Ranked]:
     """Repair the best candidate, ask the others again, until none saves enough."""
     loop, ranked, left = case.loop, [], list(candidates)
     if loop is None:  # no steps to repair: the share of the time has to do
@@ -178,7 +181,7 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
-    for best in repaired_in_turn(loop, lambda loop: _tried(left, loop, case)):
+    for best in repaired_in_turn(loop, lambda loop: _tried(left, loop, case, broken)):
         left.remove(best.repaired)
         if best.repaired.found.of == "loop":
             gain = _gain(_possible(best.saved, best.repaired), best.before)
@@ -188,9 +191,17 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
     return ranked
 
 
-def _tried(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
+def _tried(
+    candidates: Sequence[Candidate], loop: Loop, case: Case, broken: dict[str, str] | None
+) -> Iterator[Trial[Candidate, Loop]]:
     for one in candidates:
-        after, share, certain = loop.gain(_saving_of(one, case, loop))
+        try:
+            after, share, certain = loop.gain(_saving_of(one, case, loop))
+        except Exception as error:
+            if broken is None:
+                raise
+            broken[one.cause.name] = error_line(error)
+            continue
         # a larger batch changes what is learned: only one twice as large is a repair without more experiments
         kept = 1 / 2 if one.found.larger_batch else 1.0
         yield Trial(one, loop, after, share, certain, one.confidence(case, certain), kept)
