@@ -21,6 +21,8 @@ class Confidence(str):
         return found
 
 
+# A wait or repeated work is lost; of other work, the records show what it costs and not what it is good for.
+MAY_BE_NEEDED = "the training may need it"
 OTHERS_WORK = "other programs use the cores"
 RIVALLED = "another finding costs about as much"
 CLOSE_TO_FLOOR = "it gains little more than the least worth naming"

@@ -7,6 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
@@ -621,8 +622,8 @@ def test_a_period_in_a_loop_too_short_to_measure_others_is_not_sure(sampled_s, s
     usage = Usage(seconds, 0.9 * np.arange(float(sampled_s)), np.zeros(sampled_s))
     main = decide(Case(attrs.evolve(metrics, usage={"algo-1-0": usage}), {})).main
     assert main.kind is Class.PERIODIC_STALL
-    assert (main.confidence == "high") is sure
-    assert main.confidence != "low" or "too short" in main.doubt
+    assert main.confidence == ("medium" if sure else "low")
+    assert main.doubt == MAY_BE_NEEDED if sure else "too short" in main.doubt
 
 
 def forward_only(learn, ahead, rounds):

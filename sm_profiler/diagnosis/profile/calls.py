@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
@@ -45,7 +45,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
 )
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
+from sm_profiler.formats.recorded import Callback, Compile, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -54,7 +54,6 @@ from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.step_fold import TRAIN
 
-_FRAMEWORKS = re.compile(r"^(torch\.(?!utils)|transformers|keras|tensorflow|jax|flax)")  # what runs a model
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALL = "host_callback"  # advice
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
@@ -394,7 +393,7 @@ def evaluation(case: Case) -> Found | None:
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
-        saves=saves, doubt=_doubt_of_evaluation(case, ranks),
+        saves=saves, doubt=MAY_BE_NEEDED,
         where=_lines_of_evaluation(case),
     )  # fmt: skip
 
@@ -407,23 +406,6 @@ def _lines_of_evaluation(case: Case) -> tuple[Location, ...]:
     ]
     lines = Lines.of(map(case.seen.before_model, found))
     return lines.locations(lines.weights(), case.metrics, least=1)
-
-
-def _doubt_of_evaluation(case: Case, ranks: Sequence[Rank]) -> str:
-    """Return why forwards without gradients may serve another purpose; "" if nothing speaks for that."""
-    if not any(_is_evaluation(rank, case) for rank in ranks):
-        return "the model may act, and not be evaluated"
-    seen = [one for one in case.metrics.samples.stacks if one.phase == EVALUATION]
-    ran = sum(one.count for one in seen if _FRAMEWORKS.match(one.leaf))
-    whole = sum(one.count for one in seen)
-    return "much of it is no run of the model" if ran < limits.SEEN * whole else ""
-
-
-def _is_evaluation(rank: Rank, case: Case) -> bool:
-    """Return whether forwards without gradients are proven to evaluate: they read batches, or the model is in eval() mode."""
-    rows = rank.steps[~rank.train]
-    acts = bool((rows.seconds("forward") > 0).any()) and not bool((rows.seconds("wait") > 0).any())
-    return not acts or bool(case.metrics.recorded(EvalMode).of(rank.name))
 
 
 def _compiling_for_evaluation(rank: Rank, case: Case) -> float:

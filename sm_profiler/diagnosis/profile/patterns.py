@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.confidence import OTHERS_WORK
+from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED, OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
@@ -135,16 +135,12 @@ def periodic(case: Case) -> Found | None:
 
 def _doubt(rank: Rank, case: Case, *, restarted: bool) -> str:
     """Return why stalls with a period may have another cause; "" if nothing speaks for that."""
-    stalls, samples = rank.stalls, case.metrics.samples.stacks
+    stalls = rank.stalls
     if not stalls.exact:
         return "the interval varies"
     if stalls.where == "wait" and not restarted:
         return "the input may be slow, and not its start"
-    long = [one for one in samples if one.long and one.process == rank.name]
-    runs = sum(one.seconds for one in long if one.phase == "forward")
-    if stalls.where in (parts.UNKNOWN, "outside") and runs > limits.MAJORITY * sum(one.seconds for one in long):
-        return "the model runs in them, and may act for what is learned next"
-    return ""
+    return "" if restarted else MAY_BE_NEEDED
 
 
 def _during(rank: Rank) -> str:
