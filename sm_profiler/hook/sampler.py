@@ -37,6 +37,8 @@ DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
 MAX_DELAY = 1.0
 SHARE = 0.0015  # of the time, without the training's waits for a core: CPU time of the sampler's thread
+# A sample costs several times as much on a slow or busy machine, where a short job would be judged by a handful.
+EARLY, EARLY_SECONDS = 4, 20.0  # times its share, in the first seconds of steps
 SAVED = 0.005  # seconds of CPU time that may be saved up, for a while of dense samples
 START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
 WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
@@ -122,6 +124,7 @@ class Sampler(Collector):
         self._stop = threading.Event()
         self._thread: threads.Thread | None = None
         self._began_ns = self._last_ns = self._written_ns = self._clock()
+        self._loop_ns: int | None = None  # time of the first sample in a step
         self._seen = (-1, 0)  # number of a step and its start
         self._seen_ns = 0  # time of the last sample
         self._was_training = True
@@ -191,12 +194,17 @@ class Sampler(Collector):
     def delay(self, now_ns: int) -> float:
         """Return the seconds until the next sample: fewer in a long step, more if sampling is expensive here."""
         if self._saved < 0:
-            return min(DELAY - self._saved / (SHARE * self.thrift()), MAX_DELAY)
+            return min(DELAY - self._saved / self._share(now_ns), MAX_DELAY)
         number, start_ns = self._seen
         if number < 0:
             return min(max(DELAY, (now_ns - self._began_ns) / 1e9 / START_SLOWS), MAX_DELAY)
         dense = self._saved > SAVED / 2 and self._lengths.is_long((now_ns - start_ns) / 1e9)
         return DENSE_DELAY if dense else DELAY
+
+    def _share(self, now_ns: int) -> float:
+        """Return the CPU time that the sampler may take for each second."""
+        early = self._loop_ns is not None and now_ns - self._loop_ns < EARLY_SECONDS * 1e9
+        return SHARE * (EARLY if early else 1) * self.thrift()
 
     def _write_every(self, now_ns: int) -> float:
         return WRITE_SECONDS if (now_ns - self._began_ns) / 1e9 < LATER_AFTER else LATER_SECONDS
@@ -218,7 +226,7 @@ class Sampler(Collector):
         self.helpers_ns += delay
         waiting = (waited - self._last_waited + delay) / 1e9
         self._last_waited = waited
-        self._saved = min(self._saved + SHARE * self.thrift() * max(seconds - waiting, 0.0), SAVED)
+        self._saved = min(self._saved + self._share(now_ns) * max(seconds - waiting, 0.0), SAVED)
         if places:
             self._tally.hold((phase, long, leaf, places), seconds, waiting)
 
@@ -244,6 +252,8 @@ class Sampler(Collector):
             self._settle_step(last, (start_ns - last_start_ns) / 1e9, number - last, trains=training)
             self._seen, self._was_training = (number, start_ns), training
         self._seen_ns = now_ns
+        if number >= 0 and self._loop_ns is None:
+            self._loop_ns = now_ns
         seconds = (now_ns - start_ns) / 1e9
         if number >= 0 and seconds > HOLD_SECONDS:
             self._tally.settle(rename=END)

@@ -20,7 +20,7 @@ from sm_profiler.hook import frames
 from sm_profiler.hook.frames import outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
-from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
+from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, EARLY, EARLY_SECONDS, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import (
     FIRST_STEPS,
     MAX_KEYS,
@@ -335,6 +335,8 @@ def test_samples_are_denser_in_a_long_step_until_the_budget_is_spent():
     machine.sampler._saved = 0.001
     assert machine.sampler.delay(machine.now) == DELAY
     machine.sampler._saved = -0.001
+    assert machine.sampler.delay(machine.now) == pytest.approx(DELAY + 0.001 / (EARLY * SHARE))
+    machine.now += int(EARLY_SECONDS * 1e9)
     assert machine.sampler.delay(machine.now) == pytest.approx(DELAY + 0.001 / SHARE)
     machine.sampler._saved = -1
     assert machine.sampler.delay(machine.now) == MAX_DELAY
