@@ -254,6 +254,7 @@ FRAGMENTS: Mapping[str, str] = {
     "mostly_compiled": " Compiling what had been compiled before takes {share} of the loop: if later steps go on like that, it is the cause.",
     "optimizer_way": "Create the optimizer with {way}, which updates all parameters in a few operators.",
     "optimizer_is_fused": "The optimizer updates all parameters in a few operators already.",
+    "optimizer_is_own": "It runs code that is not torch's: if it loops over the parameters, let it update them all in a few operators (torch._foreach_add_ and the like).",
     "optimizer_has_one_way": "This optimizer has neither a fused nor a foreach implementation.",
     "larger_batch": " Steps this short make the overhead of each visible; a larger batch means fewer steps.",
     "without_tf_function": ": the loop runs without tf.function",

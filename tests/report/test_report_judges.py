@@ -111,6 +111,15 @@ def test_an_optimizer_is_not_advised_what_it_does_not_accept(leaf, advised):
     assert advised in main.next_step
 
 
+def test_what_the_scripts_own_optimizer_computes_may_be_its_algorithm():
+    """Shampoo's eigenvectors were called a slow optimizer with high confidence, and fused=True was advised."""
+    own = sampled(("optimizer", False, 4.0, 12, "train.py", "step", ""))
+    main = verdict_of([*training(200, optimizer=0.02), own]).main
+    assert (main.kind, main.confidence) == (Class.OPTIMIZER_BOUND, "medium")
+    assert "code that is not torch's" in main.next_step
+    assert "=True" not in main.next_step
+
+
 def test_finds_periodic_stalls_and_their_cost():
     verdict = verdict_of(training(400, every=40, stall=0.2))
     assert verdict.kind is Class.PERIODIC_STALL

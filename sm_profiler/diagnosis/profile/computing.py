@@ -910,11 +910,14 @@ def _fewer_operators(case: Case) -> tuple[str, bool]:
         return case.stack.optimizer, True
     seen = Counter[str]()
     for one in case.metrics.samples.stacks:
-        if one.phase == "optimizer" and _OF_TORCH.match(one.leaf):
+        if one.phase == "optimizer":
             seen[one.leaf] += one.count
+    of_torch = Counter({leaf: count for leaf, count in seen.items() if _OF_TORCH.match(leaf)})
+    if of_torch.total() < limits.MAJORITY * seen.total():
+        return FRAGMENTS["optimizer_is_own"], False
     if not seen:
         return case.stack.optimizer, True
-    found = [(match, count) for leaf, count in seen.items() if (match := _IMPLEMENTATION.match(leaf))]
+    found = [(match, count) for leaf, count in of_torch.items() if (match := _IMPLEMENTATION.match(leaf))]
     if not found:
         return FRAGMENTS["optimizer_has_one_way"], False
     match = max(found, key=lambda one: one[1])[0]
