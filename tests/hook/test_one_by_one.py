@@ -7,7 +7,7 @@ import pytest
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.formats.recorded import Operators
-from sm_profiler.hook.jax.calls import FIRST, OneByOne
+from sm_profiler.hook.jax.calls import COMPILING, FIRST, OneByOne
 from sm_profiler.hook.patches import Patches
 
 
@@ -106,3 +106,10 @@ def test_the_wrapper_is_removed(measured):
 
 def test_a_version_without_that_function_is_left_alone():
     OneByOne([].append).watch(Patches(print), SimpleNamespace())
+
+
+def test_a_short_training_is_measured_too(measured):
+    """Of 61 steps, metering chose three: its operations had no cost, and a training without jax.jit was healthy."""
+    due = [measured.one_by_one.is_due(metering=False) for _ in range(40)]
+    assert due == [False] * COMPILING + [True] * FIRST + [False] * (40 - COMPILING - FIRST)
+    assert measured.one_by_one.is_due(metering=True)

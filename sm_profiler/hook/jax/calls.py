@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # Operations that run one by one.
 
 
+COMPILING = 2  # first calls, which compile their operations
 FIRST = 4  # calls measured before the first record; the next comes after twice as many, and so on
 CHEAPEST = 10  # the share of operations that compute next to nothing, as 1 in so many
 MAX_OPERATIONS = 100_000  # of a call; no more are timed
@@ -61,6 +62,12 @@ class OneByOne:
         self._inside = False  # an operation runs: what it runs itself is part of it
         self._found: list[tuple[int, float, int]] = []  # operations, fixed nanoseconds of each, nanoseconds of the call
         self._due = FIRST
+        self._calls = 0
+
+    def is_due(self, *, metering: bool) -> bool:
+        """Return whether to measure this call: a few early ones, so that short trainings have them, and then those that are metered."""
+        self._calls += 1
+        return metering or COMPILING < self._calls <= COMPILING + FIRST
 
     def watch(self, patches: Patches, core: Any) -> None:
         """Wrap JAX's evaluation of operations, once."""
@@ -318,8 +325,8 @@ class Calls(Collector):
             self._results = [weakref.ref(array) for array in arrays]
 
     def _measures(self) -> None:
-        """Measure what the operations of this call cost, if this step's own time is measured."""
-        if self._session.tracker.metering:
+        """Measure what the operations of this call cost, if it is its turn."""
+        if self._one_by_one.is_due(metering=self._session.tracker.metering):
             self._watch(self._one_by_one)
             self._one_by_one.begins()
 
