@@ -284,6 +284,14 @@ def test_a_step_in_a_closure_is_neither_a_callback_nor_the_optimizer():
     assert decide(Case(metrics, {})).kind is Class.BALANCED
 
 
+def test_metrics_in_a_closure_are_not_the_optimizers():
+    """Lightning calls training_step in optimizer.step(): what it computes after the model belonged to the optimizer."""
+    seen = called("Net.training_step", leaf="torchmetrics.metric.Metric.forward")
+    after = attrs.evolve(seen.stacks[0], phase="between", seconds=3.0)
+    code = SeenCode(attrs.evolve(seen, stacks=(*seen.stacks, after)))
+    assert (code.edge(after), code.activity(after)) == ("", "")
+
+
 @pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
 def test_hooks_of_gradients_are_callbacks(function, found):
     rows = training(300, backward=0.02)

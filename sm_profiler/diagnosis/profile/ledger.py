@@ -607,10 +607,13 @@ class SeenCode:
 
     @cached_property
     def phases_of(self) -> Mapping[Place, Counter[str]]:
-        """Lines of the code that runs steps → samples of each phase that they call."""
+        """Lines of the code that runs steps → samples of each phase that they call, without what a phase calls back.
+
+        An optimizer that is given a closure runs the whole step in it.
+        """
         found: dict[Place, Counter[str]] = defaultdict(Counter)
         for one in self.samples.stacks:
-            if one.places and one.phase in _STEPS:
+            if one.places and one.phase in _STEPS and (one.phase not in _CALLING or self.called(one) is None):
                 inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
                 found[next(inner, one.places[-1])][one.phase] += one.count
         return found
