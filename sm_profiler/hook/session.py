@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
@@ -29,6 +29,7 @@ from sm_profiler.hook.guard import Guard, find_handlers, pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import Aside, OwnWork
+from sm_profiler.hook.padding import Padding
 from sm_profiler.hook.process_end import complete, how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
@@ -40,8 +41,6 @@ from sm_profiler.limits import memory_total, oom_kills
 UNSUPPORTED = "not available in this version"
 THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
 LEAVE_SECONDS = 2.0  # a process that leaves by os._exit waits no longer for the disk
-MASK = "attention_mask"  # of a batch of sequences
-BATCHES = 200  # of sequences give their mean length within a few percent
 MAX_THREAD_ENDS = 16  # that complete the file; later ones leave it open
 
 
@@ -115,8 +114,7 @@ class Session(StepObserver):
         self._samples = 0  # that models were given in training,
         self._fed = 0  # in so many steps,
         self._fed_at = -1  # the last of which is this
-        self.batches_left = BATCHES  # whose padding is counted, if they have an attention mask
-        self._tokens = [0, 0, 0]  # of these batches; without padding; up to the longest sequence of each batch
+        self.padding = Padding()
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._starting = threading.RLock()  # the first step and the watch for hangs may start the recorder at once
@@ -296,28 +294,10 @@ class Session(StepObserver):
                 self._samples += shape[0]
                 self._fed += self._fed_at != (step := self.tracker.counts[ModeKeys.TRAIN])
                 self._fed_at = step
+                if self.padding.left > 0 and self._workers < 0:  # no loader shows its batches
+                    self.padding.see(value)
         except Exception as error:  # a nested tensor has none
             pass_on(error)
-
-    def saw_batch(self, batch: Any) -> None:
-        """Count the padding of a batch of sequences, by its attention mask in the memory of the CPU; only of the first ones."""
-        try:
-            if not isinstance(batch, Mapping) or MASK not in batch:
-                return
-            self.batches_left -= 1
-            if batch[MASK].device.type == "cpu" and batch[MASK].ndim == 2:
-                tokens = batch[MASK].numpy() != 0
-                more = tokens.size, int(tokens.sum()), int(tokens.any(0).sum()) * len(tokens)
-                self._tokens = [own + each for own, each in zip(self._tokens, more, strict=True)]
-        except Exception as error:  # a mapping of the script's, or no tensor
-            self.batches_left = 0
-            pass_on(error)
-
-    def _padding(self) -> tuple[float | None, float | None]:
-        """Return the part of the batches that is padding, and the part beyond the longest sequence of each; None without masks."""
-        whole, *filled = self._tokens
-        found = [round(1 - part / whole, 4) if whole else None for part in filled]
-        return found[0], found[1]
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average over those whose inputs were seen; None if none were."""
@@ -675,7 +655,7 @@ class Session(StepObserver):
             if not self.has(name):
                 states.setdefault(name, f"unavailable: {UNSUPPORTED}")
         states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
-        recorder, clock, padding = self._recorder, kernel_clock(), self._padding()
+        recorder, clock, padding = self._recorder, kernel_clock(), self.padding.parts()
         return {
             "version": __version__,
             "framework": self.adapter.framework,
@@ -702,6 +682,7 @@ class Session(StepObserver):
             "samples_per_step": self.samples_per_step(),
             "padding": padding[0],
             "padding_of_all": padding[1],
+            "padding_inferred": self.padding.inferred or None,
             "num_workers": self._workers if self._workers >= 0 else None,
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),

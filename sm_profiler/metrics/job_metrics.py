@@ -200,6 +200,7 @@ class JobMetrics:
         batch_size: samples of a batch of the loader, if known.
         samples_per_step: samples that the model was given in a training step, on average, if known.
         padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
+        padding_inferred: it was counted by the tokens, and not by a mask.
         records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
         usage: process → its CPU time and page faults over time.
@@ -234,6 +235,7 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     padding: tuple[float, float] | None = None
+    padding_inferred: bool = False
     ending: JobEnd = attrs.field(factory=JobEnd)
     between_attempts: float = 0.0
 
@@ -664,6 +666,7 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_mean(metadata, "samples_per_step"),
         padding=_padding(metadata),
+        padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,
         between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
     )

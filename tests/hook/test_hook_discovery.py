@@ -345,10 +345,36 @@ def test_padding_is_counted_in_the_masks_of_a_loader(session):
     assert (session.describe()["padding"], session.describe()["padding_of_all"]) == (0.5, 0.375)
 
 
-def test_a_batch_without_a_mask_has_no_padding(session):
-    for batch in ([1], {"attention_mask": None}, {"attention_mask": torch.ones(3)}, {"x": 1}):
-        session.saw_batch(batch)
+def test_a_batch_without_sequences_has_no_padding(session):
+    images, table = torch.zeros(4, 1, 28, 28), torch.randint(0, 3, (64, 12))
+    counts = torch.zeros(64, 50, dtype=torch.long)  # of words: few of many, and most rows end with none
+    counts[torch.arange(64), torch.arange(64) % 40] = counts[:, 0] = 1
+    constant = torch.cat([torch.randint(1, 9, (64, 4)), torch.zeros(64, 2, dtype=torch.long)], 1)
+    ends = torch.cat([torch.randint(1, 9, (64, 4)), torch.zeros(64, 1, dtype=torch.long)], 1)
+    batches = [[1], {"attention_mask": None}, {"attention_mask": torch.ones(3)}, {"x": 1}, "text", None]
+    for batch in (*batches, *((one, torch.arange(4)) for one in (images, table, counts, constant, ends))):
+        session.padding.see(batch)
     assert session.describe()["padding"] is None
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_is_counted_by_the_token_that_fills_a_batch(session, left):
+    """A script that pads by itself was healthy although three quarters of its tokens were padding."""
+    lengths = torch.tensor([2, 6, 4, 4, 3, 5])
+    tokens = torch.randint(1, 50, (6, 8)) * (torch.arange(8) < lengths[:, None])
+    session.padding.see((tokens.flip(1) if left else tokens, torch.arange(6)))
+    found = session.describe()
+    assert (found["padding"], found["padding_of_all"], found["padding_inferred"]) == (0.5, 0.25, True)
+
+
+def test_a_model_without_a_loader_shows_its_padding(session):
+    model = torch.nn.EmbeddingBag(50, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tokens = torch.randint(1, 50, (6, 8)) * (torch.arange(8) < torch.tensor([2, 6, 4, 4, 3, 5])[:, None])
+    for _ in range(3):
+        model(tokens).sum().backward()
+        optimizer.step()
+    assert session.describe()["padding"] == 0.5
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

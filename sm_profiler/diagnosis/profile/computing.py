@@ -285,6 +285,7 @@ def padding(case: Case) -> Found | None:
     )
     text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
     doubt = "batches of similar lengths may not be possible" if text == "padding_within" else ""
+    doubt = "the model may skip the padding" if case.metrics.padding_inferred else doubt
     doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else doubt
     return Found(
         text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,

@@ -171,8 +171,8 @@ class DataLoaderCollector(Collector):
                         tracker.fetch_ends(stream, since_ns or start_ns, end_ns, got=got, gradients=gradients())
                         if worker is not None and got:
                             collect(self, stream, worker, start_ns, end_ns)
-                        if got and session.batches_left > 0 and gradients():
-                            session.saw_batch(batch)
+                        if got and session.padding.left > 0 and gradients():
+                            session.padding.see(batch)
                         if tracker.metering:
                             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
                 except Exception as error:  # fail open
