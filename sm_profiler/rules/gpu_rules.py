@@ -499,7 +499,8 @@ class LoadBalancing(BuiltinRule):
     def start(self) -> None:
         self._nodes: dict[str, dict[str, _Histogram]] = {}
         self._pairs = 0  # of GPUs of one node
-        self._is_unbalanced = False
+        self._changed: set[str] = set()  # nodes with values that were not compared yet
+        self._unbalanced: set[str] = set()
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's values of each GPU; return True if a pair is out of balance."""
@@ -507,8 +508,11 @@ class LoadBalancing(BuiltinRule):
         if self.differs.with_itself:
             return False
         if self._pairs <= MAX_PAIRS_PER_WINDOW:
-            self._is_unbalanced = any(map(self._distances, self._nodes.values()))
-        return self._is_unbalanced
+            for node in self._changed:
+                keep = self._unbalanced.add if self._distances(self._nodes[node]) else self._unbalanced.discard
+                keep(node)
+            self._changed.clear()
+        return bool(self._unbalanced)
 
     def _add(self, system: SystemColumns) -> None:
         for node, gpu, values in values_per_gpu(system, GPU_UTILIZATION):
@@ -517,6 +521,7 @@ class LoadBalancing(BuiltinRule):
 
     def _histogram(self, node: str, gpu: str) -> _Histogram:
         """Return the histogram of a GPU, to which values will be added."""
+        self._changed.add(node)
         gpus = self._nodes.setdefault(node, {})
         self._pairs += len(gpus) if gpu not in gpus else 0
         return gpus.setdefault(gpu, _Histogram())

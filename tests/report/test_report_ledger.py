@@ -292,6 +292,56 @@ def test_metrics_in_a_closure_are_not_the_optimizers():
     assert (code.edge(after), code.activity(after)) == ("", "")
 
 
+def test_what_a_step_of_the_scripts_own_optimizer_calls_is_the_optimizer():
+    """A loop over parameters by hand was other code, though the line that called it said what it was."""
+    loop, own = Place("train.py", 20, "main"), Place("train.py", 9, "MyAdam.step")
+    stacks = (
+        Sampled(NAME, "backward", False, (loop,), "torch.autograd.graph._engine_run_backward", 1.0, 20),
+        Sampled(NAME, "outside", False, (loop, own), "", 4.0, 40),
+    )
+    samples = Samples(stacks, {("train.py", 20): "optimizer.step()", ("train.py", 9): "p -= lr * m / (v.sqrt() + eps)"})
+    rows = training(300, optimizer=0, outside=0.012)
+    main = decide(Case(attrs.evolve(metrics_of(rows), samples=samples), {})).main
+    assert (main.kind, main.confidence, main.where[0].line) == (Class.OPTIMIZER_BOUND, "medium", 9)
+    assert "code that is not torch's" in main.next_step
+
+
+def forward_of(leaf, count=40, function="normalized_adjacency"):
+    """Return samples of a forward pass: most in one function of the script, the rest in a module."""
+    model, inside = Place("train.py", 12, "Net.forward"), Place("train.py", 5, function)
+    return Samples(
+        (
+            Sampled(NAME, "forward", False, (MAIN, model, inside), leaf, count / 10, count),
+            Sampled(NAME, "forward", False, (MAIN, model), "torch.nn.modules.linear.Linear.forward", 0.8, 8),
+        ),
+        {
+            ("train.py", 20): "loss = model(x)",
+            ("train.py", 12): "h = normalized_adjacency(roads)",
+            ("train.py", 5): "a[i, j] = 1",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("forward", "leaf", "count", "kind"),
+    [
+        (0.03, "", 40, Class.HOST_BOUND),
+        (0.03, "torch.functional.norm", 40, Class.HOST_BOUND),
+        (0.03, "torch.nn.modules.linear.Linear.forward", 40, Class.BALANCED),  # a teacher, or a frozen encoder
+        (0.006, "", 40, Class.BALANCED),  # no longer than the backward pass
+        (0.03, "", 5, Class.BALANCED),  # few samples are chance
+    ],
+)
+def test_what_a_forward_pass_takes_beyond_the_backward_pass_is_no_model(forward, leaf, count, kind):
+    """An adjacency matrix built element by element at each step was a healthy model that computed 100 % of the time."""
+    metrics = attrs.evolve(metrics_of(training(300, forward=forward)), samples=forward_of(leaf, count))
+    main = decide(Case(metrics, {})).main
+    assert main.kind is kind
+    if kind is Class.HOST_BOUND:
+        assert "no gradient flows through it" in main.headline
+        assert (main.confidence, main.where[0].line) == ("medium", 5)
+
+
 @pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
 def test_hooks_of_gradients_are_callbacks(function, found):
     rows = training(300, backward=0.02)

@@ -373,7 +373,8 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    return _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case) or idle
+    found = _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case)
+    return found or _without_gradients(case) or idle
 
 
 # Innermost functions while torch.autograd.set_detect_anomaly(True) records where each operator of the forward pass is called.
@@ -402,6 +403,55 @@ def _recorded_stacks(case: Case) -> Found | None:
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
         error=case.share_of("forward") * error_of_part(found, stacks),
+    )  # fmt: skip
+
+
+_OF_MODULES = re.compile(r"^(torch\.nn|torchvision|transformers|diffusers|timm)\.")
+
+
+def _without_gradients(case: Case) -> Found | None:
+    """Find a function of the script that takes most of a forward pass without taking part in the backward pass.
+
+    On a CPU, the backward pass of what is differentiated takes at least as long as its forward pass. The rest of the forward
+    pass is what no gradient flows through: often the same at each step, and computed element by element.
+    """
+    forward, backward = case.share_of("forward"), case.share_of("backward")
+    on_device = bool(case.metrics.gpus) or any(rank.on_device for rank in case.ranks)
+    if on_device or backward <= 0 or any(rank.within_steps or rank.forward_only for rank in case.ranks):
+        return None
+    seen = [one for one in case.metrics.samples.stacks if one.phase == "forward" and one.places and not one.long]
+    counts = Counter[tuple[str, str]]()
+    for one in seen:
+        if not _OF_MODULES.match(one.leaf):
+            counts[one.places[-1].file, one.places[-1].function] += one.count
+    if not counts:
+        return None
+    function, count = counts.most_common(1)[0]
+    share = min(forward * count / sum(one.count for one in seen), forward - backward)
+    if count < limits.SAMPLES or share < limits.NOTICEABLE:
+        return None
+
+    def inside(one: Sampled) -> bool:
+        return (
+            one.phase == "forward"
+            and one.places[-1:] != ()
+            and (one.places[-1].file, one.places[-1].function) == function
+        )
+
+    words = {
+        "function": shorten(printable(function[1]), MAX_NAME), "share": percent(share), "forward": percent(forward),
+        "backward": percent(backward),
+    }  # fmt: skip
+    evidence = (
+        Evidence(
+            "time of the forward pass beyond that of the backward pass", round(forward - backward, 4), unit="share"
+        ),
+        Evidence("samples of the forward pass in this function", count),
+    )
+    return Found(
+        "without_gradients", words, evidence, share, saves=lambda loop: part_of_share(loop, share, ("forward",), sure=False),
+        doubt="inferred from samples", error=forward * error_of_part([one for one in seen if inside(one)], seen),
+        where=lines_of_samples(case.metrics, inside),
     )  # fmt: skip
 
 
@@ -869,9 +919,15 @@ def _converts(one: Sampled, case: Case) -> bool:
 
 def optimizer(case: Case) -> Found | None:
     """Find an optimizer that takes longer than a fused one."""
-    # the rest is code of the script that it calls
-    own = 1 - case.mean(lambda rank: 0.0 if rank.on_device else case.seen.part_called(rank.name, "optimizer"))
-    share = case.mean(lambda rank: rank.share_of_iterations("optimizer")) * own
+    if _is_by_hand(case):  # of samples, and not timed
+        share = case.usual("optimizer")[0]
+        spent = share * case.typical("length")
+    else:  # the rest is code of the script that it calls
+        own = 1 - case.mean(lambda rank: 0.0 if rank.on_device else case.seen.part_called(rank.name, "optimizer"))
+        share, spent = (
+            case.mean(lambda rank: rank.share_of_iterations("optimizer")) * own,
+            case.typical("optimizer") * own,
+        )
     launches = launches_of(case)
     if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
         return None  # launches its operators from Python, as all of the step
@@ -880,10 +936,9 @@ def optimizer(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving:
         """All but what a fused optimizer takes of a step."""
-        spent = loop.usual("optimizer")
-        return all_but(spent, float((loop.training - spent).sum()), (kept, limits.FLOOR, 0.0), ("optimizer",))
+        lost = loop.usual("optimizer")
+        return all_but(lost, float((loop.training - lost).sum()), (kept, limits.FLOOR, 0.0), ("optimizer",))
 
-    spent = case.typical("optimizer") * own
     evidence = (
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
@@ -892,8 +947,19 @@ def optimizer(case: Case) -> Found | None:
     words = {"share": percent(share), "time": duration(spent), "repair": repair}
     return Found(
         "optimizer", words, evidence, share, saves=saves, doubt="" if is_faster else "it has no faster implementation",
-        error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
+        error=case.share_error("optimizer"), where=_lines_of_optimizer(case),
     )  # fmt: skip
+
+
+def _is_by_hand(case: Case) -> bool:
+    """Return whether the script updates its parameters itself; with JAX, operations that run one by one are the finding."""
+    return case.stack is PYTORCH and case.seen.by_hand
+
+
+def _lines_of_optimizer(case: Case) -> tuple[Location, ...]:
+    if _is_by_hand(case):
+        return lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")
+    return lines_of_phase(case.metrics, "optimizer")
 
 
 _OF_TORCH = re.compile(r"^torch\.optim\.")
@@ -909,6 +975,8 @@ def _fewer_operators(case: Case) -> tuple[str, bool]:
     """
     if case.stack is not PYTORCH:
         return case.stack.optimizer, True
+    if _is_by_hand(case):
+        return FRAGMENTS["optimizer_is_own"], False
     seen = Counter[str]()
     for one in case.metrics.samples.stacks:
         if one.phase == "optimizer":

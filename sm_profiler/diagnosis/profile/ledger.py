@@ -86,6 +86,7 @@ _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
 )  # of parameters, by hand
+_OWN_STEP = re.compile(r"\b\w*opt\w*\.step\(")  # a line that calls the script's own optimizer
 # Innermost functions of a phase that is called without a module or backward().
 _COMPUTING = {
     "backward": re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b"),
@@ -581,8 +582,10 @@ class SeenCode:
             return COPYING
         name = next((name for name, pattern in _LINES if pattern.search(source)), "")
         name = name or (CALLBACKS if self.callback(one) is not None else "")
-        updates = self.by_hand and self.updates and one.phase in _BESIDE_STEPS and _UPDATES.search(source)
-        return name or ("optimizer" if updates else "")
+        if name or not self.by_hand or one.phase not in _BESIDE_STEPS:
+            return name
+        called = any(_OWN_STEP.search(self.samples.source(place)) for place in one.places[:-1])
+        return "optimizer" if called or (self.updates and _UPDATES.search(source)) else ""
 
     @cached_property
     def computing(self) -> Mapping[Place, str]:
