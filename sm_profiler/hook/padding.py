@@ -1,4 +1,4 @@
-"""How much of the batches of sequences is padding: by their attention mask, or by the token that fills their ends."""
+"""The part of batches of sequences that is padding: by their attention mask, or by the token that fills their ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Padding:
     """Counts the padding of the first batches.
 
     Attributes:
-        left: batches that are still looked at.
+        left: batches that are still inspected.
         inferred: it was counted by tokens: the model may skip what they fill.
     """
 

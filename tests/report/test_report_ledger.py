@@ -293,7 +293,7 @@ def test_metrics_in_a_closure_are_not_the_optimizers():
 
 
 def test_what_a_step_of_the_scripts_own_optimizer_calls_is_the_optimizer():
-    """A loop over parameters by hand was other code, though the line that called it said what it was."""
+    """A loop over parameters by hand was other code, though the line that called it names it."""
     loop, own = Place("train.py", 20, "main"), Place("train.py", 9, "MyAdam.step")
     stacks = (
         Sampled(NAME, "backward", False, (loop,), "torch.autograd.graph._engine_run_backward", 1.0, 20),
