@@ -40,6 +40,7 @@ from sm_profiler.formats.trace_recovery import (
     recover_loading,
     recover_traces,
 )
+from sm_profiler.formatting import size
 from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
@@ -122,8 +123,8 @@ class LocalSpace:
             total -= self._empty(info) if info.size else 0
         if self.lost > lost and not lost:
             logger.warning(
-                "sm-profiler: the profile in %s has reached its limit of %.1f GB (%s): the oldest files are emptied",
-                self.root, self.limit / 1e9, LOCAL_MAX.name,
+                "sm-profiler: the profile in %s has reached its limit of %s (%s): the oldest files are emptied",
+                self.root, size(self.limit), LOCAL_MAX.name,
             )  # fmt: skip
 
     def _files(self, prefix: str) -> list[FileInfo]:
