@@ -278,6 +278,10 @@ METRICS_TARGETS = Setting(
     "SM_PROFILER_METRICS_TARGETS", PATH, "folder into which each job writes its address for Prometheus",
     "monitor.agent", group=RECORDING,
 )  # fmt: skip
+METRICS_OTLP = Setting(
+    "SM_PROFILER_METRICS_OTLP", SWITCH, "push a job's newest values by OpenTelemetry, to the endpoint in its `OTEL_*` "
+    "variables", "monitor.agent", False, group=RECORDING,
+)  # fmt: skip
 RUN_ID = Setting(
     "SM_PROFILER_RUN_ID", TEXT, "name of a run that has no other, the same in all of its processes",
     "settings", group=RECORDING, is_ours=True,
