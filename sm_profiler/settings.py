@@ -287,8 +287,8 @@ RUN_ID = Setting(
     "settings", group=RECORDING, is_ours=True,
 )  # fmt: skip
 REPORTED = Setting(
-    "SM_PROFILER_REPORTED", SWITCH, "set once a process has reported what is wrong with the configuration, or that there "
-    "is none", "hook.entry", group=RECORDING, is_ours=True,
+    "SM_PROFILER_REPORTED", TEXT, "set once a process has reported what is wrong with the configuration, or that there "
+    "is none; `off` once one has reported why the hook is off", "hook.entry", group=RECORDING, is_ours=True,
 )  # fmt: skip
 TRIAL = Setting(
     "SM_PROFILER_TRIAL", TEXT, "plan of `sm-profiler try-loader` for the script's process", "trial.__main__",
