@@ -139,10 +139,12 @@ def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
 def _login() -> str:
     try:
         import pwd  # only Unix has it
-
-        entry = pwd.getpwuid(os.getuid())
-    except (ImportError, KeyError, OSError):
+    except ImportError:
         return ""
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except (KeyError, OSError):  # the number is what %u in a path is, too
+        return str(os.getuid())
     return "" if entry.pw_uid == 0 else entry.pw_name
 
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_POLL_S = 3600.0
-_OFF = frozenset({"off", "no", "none", "false", "0"})
+_NONE = frozenset({"off", "no", "none", "false"})
+_OFF = _NONE | {"0"}
 _ON = frozenset({"on", "yes", "true", "1"})
 _MAX_DIGITS = 9
 _MAX_SHOWN = 60  # characters of a wrong value
 _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?"
+_LEAST_SIZE = 10 * 10**6  # bytes of one trace file: with less, the file that was closed last would be emptied
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -81,14 +83,15 @@ def _port(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Return a number of bytes; 0 for none."""
+    """Return a number of bytes; 0 for none, which is not written 0: that may mean no limit, or that nothing is kept."""
     text = text.strip()
-    if text.lower() in _OFF:
+    if text.lower() in _NONE:
         return 0
     match = re.fullmatch(_SIZE, text, re.IGNORECASE)  # compiled when it is needed: each Python process imports this
-    if match is None:
+    count = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if count < _LEAST_SIZE:
         raise ValueError(text)
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return count
 
 
 def _folder(text: str) -> str | None:
@@ -110,7 +113,7 @@ POLL = SettingKind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to
 MICROSECONDS = SettingKind("number", "a number of microseconds", lambda text: int(float(text)))
 COUNT = SettingKind("number", "a whole number", _count)
 PORT = SettingKind("port", "a port from 0 to 65535", _port)
-SIZE = SettingKind("size", "a size such as 20GB, or off", _size)
+SIZE = SettingKind("size", "a size such as 20GB (bytes without a unit, 10 MB at least), or off", _size)
 FOLDER = SettingKind("folder or off", "a folder, or off", _folder)
 ADDRESS = SettingKind("HOST:PORT", "HOST:PORT", _address)
 JSON = SettingKind("JSON, path or URI", "JSON, a path or a URI", str)
@@ -275,13 +278,17 @@ METRICS_TARGETS = Setting(
     "SM_PROFILER_METRICS_TARGETS", PATH, "folder into which each job writes its address for Prometheus",
     "monitor.agent", group=RECORDING,
 )  # fmt: skip
+METRICS_OTLP = Setting(
+    "SM_PROFILER_METRICS_OTLP", SWITCH, "push a job's newest values by OpenTelemetry, to the endpoint in its `OTEL_*` "
+    "variables", "monitor.agent", False, group=RECORDING,
+)  # fmt: skip
 RUN_ID = Setting(
     "SM_PROFILER_RUN_ID", TEXT, "name of a run that has no other, the same in all of its processes",
     "settings", group=RECORDING, is_ours=True,
 )  # fmt: skip
 REPORTED = Setting(
-    "SM_PROFILER_REPORTED", SWITCH, "set once a process has reported what is wrong with the configuration, or that there "
-    "is none", "hook.entry", group=RECORDING, is_ours=True,
+    "SM_PROFILER_REPORTED", TEXT, "set once a process has reported what is wrong with the configuration, or that there "
+    "is none; `off` once one has reported why the hook is off", "hook.entry", group=RECORDING, is_ours=True,
 )  # fmt: skip
 TRIAL = Setting(
     "SM_PROFILER_TRIAL", TEXT, "plan of `sm-profiler try-loader` for the script's process", "trial.__main__",

@@ -78,6 +78,11 @@ class Class(str, Enum):
         """True if there is nothing to repair."""
         return self in (Class.BALANCED, Class.COMPUTE_BOUND)
 
+    @property
+    def costs_time(self) -> bool:
+        """False if its repair saves none: health, too little data, and growing memory, which only kills the job in the end."""
+        return not self.is_healthy and self not in (Class.MEMORY_GROWTH, Class.INCONCLUSIVE)
+
 
 def class_named(code: str) -> Class:
     """Return the class with a code."""

@@ -152,7 +152,7 @@ class Finding(msgspec.Struct, frozen=True):
         headline: one sentence.
         evidence: numbers behind it, strongest first.
         next_step: advice, one or two sentences.
-        share_of_time: lost share of the time, 0 to 1.
+        share_of_time: lost share of the time, 0 to 1; 0 for memory that grows, which costs none until the job dies.
         of: the time it is a share of: `loop` or `job`.
         confidence: low, medium or high.
         where: lines of code that it points to, the most expensive first; at most five.

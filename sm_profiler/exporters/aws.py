@@ -147,7 +147,7 @@ def documents(report: Report, now_ms: int) -> Iterator[dict[str, Any]]:
     metrics, main = report.metrics, report.verdict.main
     job = printable(metrics.name)[:250] or "job"
     steps = [rank.iterations.length for rank in metrics.ranks[:_MAX_RANKS]]
-    lost = 0.0 if main.kind.is_healthy else 100 * main.share_of_time
+    lost = 100 * main.share_of_time if main.kind.costs_time else 0.0
     values = {
         "StepsPerSecond": metrics.steps_per_second, "LostTime": lost,
         "ProfilingCost": None if metrics.overhead is None else 100 * metrics.overhead,

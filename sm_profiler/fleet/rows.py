@@ -247,7 +247,7 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
 
 def _lost_seconds(finding: Finding, report: StoredReport, between: float) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
-    if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
+    if not finding.kind.costs_time:  # in early reports, the weight of growing memory is its share of the time
         return 0.0
     gain, loop = _saved(finding), report.job.loop
     whole = loop[1] - loop[0] if finding.of == "loop" and loop else report.job.duration_s

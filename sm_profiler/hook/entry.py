@@ -45,6 +45,7 @@ from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 
 logger = logger_for("sm_profiler")
 _OF_EACH_RANK = (SAMPLER_SWITCH, HANG_SECONDS)  # read in each, and a wrong value is reported once
+_OFF = "off"  # value of REPORTED once a process has reported why the hook is off
 _installed: list[Hook] = []  # at most one
 _waiting: list[Standby] = []  # at most one: the configuration may switch the hook on later
 _refused: list[bool] = []  # not empty once the hook was off: the import of another framework does not ask again
@@ -318,7 +319,8 @@ def install(framework: Framework | None = None) -> Hook | None:
         except Exception as error:  # the training must start regardless
             pass_on(error)
             kind = "" if isinstance(error, (ProfilerError, OSError, ValueError)) else f"{type(error).__name__}: "
-            logger.warning("sm-profiler: the hook is off: %s%s", kind, error)
+            if _first_of_node():
+                logger.warning("sm-profiler: the hook is off: %s%s", kind, error)
             session = None
         if session is None:
             _refused.append(True)
@@ -434,6 +436,14 @@ def _reports() -> bool:
     if settings.rank_from() not in {None, 0} or parent_process() is not None or REPORTED.text(os.environ):
         return False
     os.environ[REPORTED.name] = "1"  # for the processes that this one starts
+    return True
+
+
+def _first_of_node() -> bool:
+    """Return whether no process of this node, as far as it knows, has reported why the hook is off: not each rank does."""
+    if settings.local_rank_from() not in {None, 0} or parent_process() is not None or REPORTED.text(os.environ) == _OFF:
+        return False
+    os.environ[REPORTED.name] = _OFF  # for the ranks that a launcher starts
     return True
 
 

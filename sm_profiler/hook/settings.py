@@ -113,6 +113,15 @@ def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     return _number(environment, "SLURM_PROCID") if (_number(environment, "SLURM_STEP_NUM_TASKS") or 0) > 1 else None
 
 
+def local_rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return this process's number among the ranks of its node from the launcher's variables, or None."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        rank = _number(environment, name)
+        if rank is not None:
+            return rank
+    return None
+
+
 def world_size_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of ranks of the job from the launcher's variables, or None."""
     for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):

@@ -82,7 +82,12 @@ class Account:
     @classmethod
     def open(cls, region: str) -> Account:
         """Open the account of the environment's credentials."""
-        client = create_client("sagemaker", region_name=region or None, attempts=ATTEMPTS)
+        try:
+            client = create_client("sagemaker", region_name=region or None, attempts=ATTEMPTS)
+        except SourceError as error:
+            if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
+                raise
+            raise SourceError("account: needs a region: account:us-east-1") from error
         return cls(client, create_client("s3", region_name=region or None), client.meta.region_name)
 
     def jobs(self, since: float | None = None) -> Iterator[AccountJob]:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from sm_profiler.formats.trace_recovery import (
     recover_loading,
     recover_traces,
 )
+from sm_profiler.formatting import size
 from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
@@ -51,7 +53,14 @@ from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.processes import Detached
-from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
+from sm_profiler.settings import (
+    DELETE_UPLOADED,
+    LOCAL_MAX,
+    METRICS_ADDRESS,
+    METRICS_OTLP,
+    METRICS_PORT,
+    METRICS_TARGETS,
+)
 from sm_profiler.storage import FileInfo, LocalStorage
 from sm_profiler.threads import SignalEvent, StopEvent, unblock_signals
 
@@ -63,6 +72,7 @@ logger = logger_for("sm_profiler")
 DEFAULT_BYTES, LEAST_DEFAULT_BYTES = 20 * 10**9, 10**9
 SHARE_OF_DISK = 10  # by default, at most this fraction
 SPACE_SECONDS = 60.0  # between two checks of the space
+LAST_PUSH_MS = 5000  # for the last values, at the end of a job
 KEPT = 0.9  # share of the limit that is left, so that not every check removes something
 
 
@@ -122,8 +132,8 @@ class LocalSpace:
             total -= self._empty(info) if info.size else 0
         if self.lost > lost and not lost:
             logger.warning(
-                "sm-profiler: the profile in %s has reached its limit of %.1f GB (%s): the oldest files are emptied",
-                self.root, self.limit / 1e9, LOCAL_MAX.name,
+                "sm-profiler: the profile in %s has reached its limit of %s (%s): the oldest files are emptied",
+                self.root, size(self.limit), LOCAL_MAX.name,
             )  # fmt: skip
 
     def _files(self, prefix: str) -> list[FileInfo]:
@@ -474,30 +484,47 @@ def local_space(root: Path, environment: Mapping[str, str]) -> LocalSpace:
 def serve_metrics(
     root: Path, node: str, environment: Mapping[str, str], job: str = "", *, uploads: bool = False
 ) -> Board | None:
-    """Serve the newest values for Prometheus if the environment names a port; a failure is one line in the log."""
-    port = METRICS_PORT.read_or_default(environment)
-    if port is None:
-        return None
-    from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
+    """Show the newest values to Prometheus and OpenTelemetry as the environment asks for; None if it asks for neither.
 
+    A failure is one line in the log.
+    """
+    port, pushes = METRICS_PORT.read_or_default(environment), METRICS_OTLP.read_or_default(environment)
+    if port is None and not pushes:
+        return None
     claimed = name_of_folder(root)
     name = claimed if uploads else root.name  # in S3, and of a folder that may have been given
     labels = job_labels(job, environment, claimed)
     if claimed and name != dict(labels)["training_job"]:
         labels += (("profile", name),)  # what the fleet names the job
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
+    ends: list[Callable[[], object]] = []
+    if port is not None:
+        try:
+            ends.append(_listen(board, port, environment))
+        except ProfilerError as error:
+            logger.warning("sm-profiler: no metrics for Prometheus: %s", printable(str(error)))
+    if pushes:
+        from sm_profiler.monitor.exposition import start_telemetry  # few jobs push, and few are scraped
+
+        try:
+            ends.append(partial(start_telemetry(board).shutdown, LAST_PUSH_MS))
+        except Exception as error:  # also what the SDK finds wrong with its variables
+            logger.warning("sm-profiler: no metrics for OpenTelemetry: %s", printable(str(error)))
+    board.ends = tuple(ends)
+    return board if ends else None
+
+
+def _listen(board: Board, port: int, environment: Mapping[str, str]) -> Callable[[], object]:
+    """Open the port for Prometheus; return what withdraws its announcement."""
+    from sm_profiler.monitor.exposition import Exposition
+
     address = METRICS_ADDRESS.read(environment)
-    try:
-        metrics = Exposition(address, port, board.values)
-        if metrics.server_port != port:
-            logger.warning("sm-profiler: metrics for Prometheus at %s:%d", address, metrics.server_port)
-        if folder := METRICS_TARGETS.read(environment):
-            metrics.announce(Path(folder), dict(labels).get("host", "localhost"))
-            board.withdraw = metrics.withdraw
-    except ProfilerError as error:
-        logger.warning("sm-profiler: no metrics for Prometheus: %s", printable(str(error)))
-        return None
-    return board
+    metrics = Exposition(address, port, board.values)
+    if metrics.server_port != port:
+        logger.warning("sm-profiler: metrics for Prometheus at %s:%d", address, metrics.server_port)
+    if folder := METRICS_TARGETS.read(environment):
+        metrics.announce(Path(folder), dict(board.labels).get("host", "localhost"))
+    return metrics.withdraw
 
 
 def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
@@ -545,8 +572,9 @@ def main(arguments: list[str]) -> None:
     lock.sign()  # from now on, SIGUSR1 wakes this process
     agent.run()
     agent.exits.close()
-    if board is not None:
-        board.withdraw()
+    for end in board.ends if board is not None else ():
+        with contextlib.suppress(Exception):  # the collector may be away
+            end()
     logging.shutdown()
     os._exit(0)  # requests that hang must not keep this process alive
 

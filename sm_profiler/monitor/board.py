@@ -340,7 +340,7 @@ class Board:
         steps: counts steps when the board is read; None without a training.
         clock: monotonic clock in seconds.
         labels: further labels of all series; see `job_labels`.
-        withdraw: undoes what announced the board.
+        ends: what ends showing it, once the job is over.
         has: whether a metric is measured; the configuration of a running job may switch it off.
     """
 
@@ -348,7 +348,7 @@ class Board:
     clock: Callable[[], float]
     steps: StepCounter | None = None
     labels: tuple[tuple[str, str], ...] = ()
-    withdraw: Callable[[], object] = lambda: None
+    ends: tuple[Callable[[], object], ...] = ()
     has: Callable[[Instrument], bool] = lambda _: True
     _values: dict[tuple[str, str], tuple[float, Value]] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)

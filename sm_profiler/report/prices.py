@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import attrs
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Cost, Verdict
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -164,7 +163,7 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
         return billed, billed
     wanted = [("", max(metrics.interruptions[1] - gap, 0.0))]
     for finding in (verdict.main, *verdict.also):
-        if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
+        if not finding.kind.costs_time:
             continue
         whole = max(metrics.loop[1] - metrics.loop[0] - gap, 0.0) if finding.of == "loop" and metrics.loop else ran
         seconds = loss_of(

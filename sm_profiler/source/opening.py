@@ -17,11 +17,10 @@ from sm_profiler.printable import printable
 from sm_profiler.source.open_files import with_left_files
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
-from sm_profiler.storage import FileInfo, LocalStorage, Storage, open_storage
+from sm_profiler.storage import FileInfo, LocalStorage, Storage, open_storage, s3_uri
 
 ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
-_S3_TYPO = re.compile(r"s3[an]?:/*(?=[^/])")
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
 OUTPUTS = (OUTPUT, "profiler", "output")  # folders of a profile in its job's folder
 
@@ -78,8 +77,8 @@ def not_a_folder(where: str) -> SourceError:
         hint = f"; for the training jobs of your account there, write {ACCOUNT}{where}"
     elif where == ACCOUNT.rstrip(":"):
         hint = f"; for the training jobs of your account, write {ACCOUNT}REGION"
-    elif typo := _S3_TYPO.match(where):
-        hint = f"; for a bucket, write s3://{where[typo.end() :]}"
+    elif meant := s3_uri(where):
+        hint = f"; for a bucket, write {meant}"
     return SourceError(f"{where} is not a folder{hint}")
 
 
@@ -174,7 +173,8 @@ def _named(where: str) -> tuple[str, str] | None:
     if is_account(where):
         region, name = split_account(where)
         if not name:
-            raise SourceError(f"{where} is an account: name one of its jobs, as in {where}/my-training-job")
+            one = f"{ACCOUNT}{region or 'us-east-1'}/my-training-job"
+            raise SourceError(f"{where} is an account: name one of its jobs, as in {one}")
         return name, region
     return (where, "") if is_job_name(where) and not Path(where).exists() else None
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from sm_profiler.errors import SourceError
 from sm_profiler.settings import KMS_KEY, REQUESTER_PAYS
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, LocalStorage, MissingFileError, Storage, read_all
 
-__all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all"]
+__all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all", "s3_uri"]
+
+
+_S3_TYPO = r"(?i:s3[an]?):/*(?=[^/])"
+_S3_ADDRESS = r"https?://(?:([a-z0-9.-]+)\.)?s3[.-](?:[a-z0-9-]+\.)*amazonaws\.com(?:\.cn)?/([^?]+)"
+
+
+def s3_uri(text: str) -> str:
+    """Return the s3:// URI that a misspelt one, or the address of an object or prefix, stands for; "" for other texts."""
+    if address := re.match(_S3_ADDRESS, text):
+        return f"s3://{'/'.join(filter(None, address.groups()))}"
+    typo = re.match(_S3_TYPO, text)
+    return f"s3://{text[typo.end() :]}" if typo else ""
 
 
 def open_storage(where: str | os.PathLike[str], *, client: Any = None) -> Storage:
@@ -30,7 +43,8 @@ def open_storage(where: str | os.PathLike[str], *, client: Any = None) -> Storag
     if not separator or scheme == "file":
         return LocalStorage(rest if separator else text)
     if scheme not in {"s3", "s3a", "s3n"}:
-        raise SourceError(f"{text}: not a folder or s3:// URI")
+        hint = f"; for a bucket, write {meant}" if (meant := s3_uri(text)) else ""
+        raise SourceError(f"{text.partition('?')[0]}: not a folder or s3:// URI{hint}")  # no signature of an address
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise SourceError(f"{text}: the bucket name is missing")

@@ -71,6 +71,16 @@ def test_an_early_report_whose_gain_has_no_seconds_counts_by_its_share():
     assert (job.lost_share, job.gain_s) == (0.25, None)
 
 
+def test_growing_memory_costs_no_time():
+    job = priced(report_json("a", finding("MEMORY_GROWTH", share=1.0)), description("a"), prices=PRICES)
+    assert (job.lost_s, job.lost_usd, job.losses) == (0.0, 0.0, ())
+
+
+def test_a_hang_costs_its_share_of_the_job():
+    job = priced(report_json("a", finding("HANG", share=0.25, of="job")), description("a"), prices=PRICES)
+    assert job.lost_share == 0.25
+
+
 def test_a_job_of_unknown_length_counts_as_an_average_one():
     fleet = assemble([judged("a"), FleetJob("b", error="damaged"), FleetJob("c"), judged("d")])
     assert fleet.totals.coverage == pytest.approx(0.5)

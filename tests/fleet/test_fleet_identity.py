@@ -22,6 +22,7 @@ from sm_profiler.formats.trace_records import validated
 from sm_profiler.hook import clock
 from sm_profiler.identity import MAX_LABELS, identity, machine_of
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
+from sm_profiler.monitor.place import user_name
 from sm_profiler.monitor.sampler import Identity
 from sm_profiler.report.build import build_report
 from sm_profiler.report.report_json import to_json
@@ -54,6 +55,12 @@ def test_kubernetes(tmp_path):
         "user": "ben", "account": "nlp", "queue": "low", "namespace": "research", "pod": "train-worker-0", "host": "ip-10-1-2-3",
         "label:team": "nlp", "label:owner": "ben", "label:kueue.x-k8s.io/queue-name": "low", "label:quote": 'a"b',
     }  # fmt: skip
+
+
+def test_a_user_without_a_name_has_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 4_101_000)
+    monkeypatch.setattr(os, "geteuid", os.getuid)
+    assert found({}, tmp_path)["user"] == user_name() == "4101000"
 
 
 def test_own_variables_come_first(tmp_path):

@@ -132,6 +132,14 @@ def test_what_is_no_region_is_no_account():
     assert split_account("account:") == ("", "")
 
 
+def test_an_account_without_a_region_names_one(monkeypatch, tmp_path):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(SourceError, match=r"^account: needs a region: account:us-east-1$"):
+        list(find_jobs("account:"))
+
+
 def test_a_run_that_has_written_nothing_yet_is_a_job(tmp_path):
     (tmp_path / "run").mkdir()
     write_state(tmp_path / "run")

@@ -39,7 +39,7 @@ def sizes(root):
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("20GB", 20 * 10**9), ("1.5 M", 1_500_000), ("5000", 5000), ("2tb", 2 * 10**12), ("off", 0)]
+    ("text", "limit"), [("20GB", 20 * 10**9), ("10.5 M", 10_500_000), ("50000000", 50_000_000), ("2tb", 2 * 10**12), ("off", 0)]
 )
 def test_the_limit_is_a_size(tmp_path, text, limit):
     assert limit_of(tmp_path, {"SM_PROFILER_LOCAL_MAX": text}) == limit
@@ -53,7 +53,7 @@ def test_the_default_is_less_on_small_disks(tmp_path, monkeypatch, disk, limit):
 
 def test_a_limit_that_is_no_size_is_reported(tmp_path, caplog):
     assert local_space(tmp_path, {"SM_PROFILER_LOCAL_MAX": "much"}).limit == limit_of(tmp_path, {})
-    assert "expected a size such as 20GB, or off, found 'much'; using the default" in caplog.text
+    assert "or off, found 'much'; using the default" in caplog.text
 
 
 def test_uploaded_files_go_first_then_earlier_jobs_then_the_oldest(tmp_path, caplog):
@@ -69,6 +69,7 @@ def test_uploaded_files_go_first_then_earlier_jobs_then_the_oldest(tmp_path, cap
     assert left["system/open.json.tmp"] == left["system/training_job_end.ts"] == 1000
     assert (space.lost, space.lost_bytes) == (3, 3000)
     assert len(caplog.messages) == 1
+    assert "has reached its limit of 3.4 kB (SM_PROFILER_LOCAL_MAX)" in caplog.text
     space.check()
     assert space.lost == 3
 

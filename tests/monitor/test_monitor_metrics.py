@@ -1,5 +1,6 @@
 """The newest values for Prometheus, read by its own parser."""
 
+import contextlib
 import gzip
 import json
 import logging
@@ -117,7 +118,8 @@ def test_a_series_has_the_name_of_the_profile_if_the_scheduler_names_the_job_oth
     for uploads, name in ((True, "slurm-7"), (False, "given")):  # as the fleet names it in S3, and here
         board = serve_metrics(folder, "algo-1", slurm, uploads=uploads)
         assert {("training_job", "resnet-7"), ("profile", name)} <= set(board.labels)
-        board.withdraw()
+        for end in board.ends:
+            end()
 
 
 def test_a_machine_without_a_training_has_no_steps(tmp_path):
@@ -429,54 +431,73 @@ def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, send, lis
         logging.getLogger("urllib3.connectionpool").setLevel(logging.NOTSET)
 
 
-def test_metrics_arrive_at_a_collector_by_otlp(tmp_path):
+@pytest.fixture
+def collector(monkeypatch):
+    """Names of the metrics, and attributes of their resources, that arrive at a collector, to which `OTEL_*` points."""
+
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            request = ExportMetricsServiceRequest.FromString(body)
-            names.update(
-                metric.name
-                for resource in request.resource_metrics
-                for scope in resource.scope_metrics
-                for metric in scope.metrics
-            )
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                got.update(metric.name for scope in resource.scope_metrics for metric in scope.metrics)
+                got.update(f"{one.key}={one.value.string_value}" for one in resource.resource.attributes)
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_):
             """Log nothing."""
 
-    names = set()
+    got = set()
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        command = [
-            sys.executable,
-            "-m",
-            "sm_profiler",
-            "monitor",
-            "--out",
-            str(tmp_path),
-            "--otlp",
-            "--interval-ms",
-            "100",
-        ]
-        environment = {
-            **os.environ,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "OTEL_METRIC_EXPORT_INTERVAL": "300",
-        }
-        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as monitor:
-            until = time.monotonic() + 120
-            while "system.cpu.utilization" not in names and time.monotonic() < until:
-                time.sleep(0.05)
-            monitor.terminate()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield got
         server.shutdown()
         thread.join()
-    assert {"system.cpu.utilization", "system.memory.utilization"} <= names
+
+
+def test_metrics_arrive_at_a_collector_by_otlp(tmp_path, collector):
+    command = [sys.executable, "-m", "sm_profiler", "monitor", "--out", tmp_path, "--otlp", "--interval-ms", "100"]
+    environment = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "300"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as monitor:
+        until = time.monotonic() + 120
+        while "system.cpu.utilization" not in collector and time.monotonic() < until:
+            time.sleep(0.05)
+        monitor.terminate()
+    assert {"system.cpu.utilization", "system.memory.utilization"} <= collector
     assert monitor.returncode == 0
+
+
+def test_a_job_pushes_its_metrics_by_otlp(tmp_path, collector):
+    board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"}, "train-101")
+    board.update(rows())
+    for end in board.ends:
+        end()
+    assert {"system.cpu.utilization", "sm_profiler.build.info", "sm_profiler.job=train-101"} <= collector
+
+
+def test_a_collector_that_is_away_neither_stops_nor_delays_a_job(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    exporter = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    monkeypatch.setattr(exporter, "filters", [])
+    board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"})
+    started = time.monotonic()
+    for end in board.ends:
+        with contextlib.suppress(Exception):
+            end()
+    assert time.monotonic() - started < 30
+    assert caplog.text.count("the OpenTelemetry collector cannot be reached") == 1
+
+
+def test_without_the_sdk_a_job_has_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    assert serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"}) is None
+    assert caplog.messages == [
+        "sm-profiler: no metrics for OpenTelemetry: OpenTelemetry metrics need its SDK: pip install 'sm-profiler[otel]'"
+    ]
 
 
 def names_in(text):

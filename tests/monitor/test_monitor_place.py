@@ -315,6 +315,24 @@ def test_the_hook_names_the_missing_variable(tmp_path):
     assert error == "sm-profiler: the hook is off: LocalPath: $NOPE/profile: the environment variable NOPE is not set\n"
 
 
+def test_why_the_hook_is_off_is_one_line_a_node(tmp_path):
+    """A launcher that imports torch, and its ranks; ranks that srun or mpirun starts."""
+    started = "import os, subprocess, sys; from sm_profiler.hook.entry import install; install()\n"
+    ranks = "for rank in '01': subprocess.run([sys.executable, '-c', sys.argv[1]], env={**os.environ, 'LOCAL_RANK': rank})"
+    config = json.dumps({"ProfilingParameters": {"LocalPath": "$NOPE/x"}})
+    environment = {**os.environ, "SM_PROFILER_AUTO": "0", "SM_PROFILER_CONFIG": config}
+
+    def lines(script, **more):
+        command = [sys.executable, "-c", script, started]
+        done = subprocess.run(command, env={**environment, **more}, capture_output=True, text=True, check=True)
+        return done.stderr.count("the hook is off: LocalPath: $NOPE/x")
+
+    assert lines(started + ranks) == 1
+    assert lines(started.replace(" install()", "") + ranks) == 1
+    assert lines(started, OMPI_COMM_WORLD_LOCAL_RANK="1") == 0
+    assert lines(started, SM_PROFILER_REPORTED="1") == 1  # something else, by sm-profiler run
+
+
 @pytest.mark.parametrize(
     ("environment", "name"),
     [

@@ -28,6 +28,7 @@ from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import gain_sentence
 from sm_profiler.report.compare import compare
+from sm_profiler.report.prices import lost_time
 from sm_profiler.report.report_json import plain
 from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, ranked, report_from, training
 
@@ -155,8 +156,10 @@ def test_healthy_and_inconclusive_jobs_and_memory_have_no_gain():
     assert report_from([]).verdict.main.gain is None
     seconds = np.arange(60.0)
     growing = {"algo-1-0": (seconds + 1_700_000_000, 1e9 + seconds * 1e8)}
-    gain = gain_of(training(6000), Class.MEMORY_GROWTH, memory=growing)
-    assert gain is None
+    report = report_from(training(6000), memory=growing, instance_type="ml.g5.xlarge")
+    main = report.verdict.main
+    assert (main.kind, main.gain, main.share_of_time) == (Class.MEMORY_GROWTH, None, 0.0)
+    assert lost_time(report.metrics, report.verdict)[0] == 0
 
 
 def test_dollars_need_a_price():

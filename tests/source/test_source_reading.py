@@ -113,7 +113,13 @@ def test_opens_the_folder_of_the_job(job):
     ("", "the source is empty: name a folder"),
     ("  \n", "the source is empty: name a folder"),
     (" ./no/such/folder\n", "^./no/such/folder is not a folder"),
-    ("ftp://host/x", "not a folder or s3:// URI"),
+    ("ftp://host/x", "not a folder or s3:// URI$"),
+    ("S3://bucket/x", "for a bucket, write s3://bucket/x$"),
+    ("https://bucket.s3.amazonaws.com/x/y?X-Amz-Signature=0", "amazonaws.com/x/y: not .*, write s3://bucket/x/y$"),
+    ("https://my.bucket.s3.eu-west-1.amazonaws.com/x", "write s3://my.bucket/x$"),
+    ("https://s3.eu-west-1.amazonaws.com/bucket/x", "write s3://bucket/x$"),
+    ("https://s3.evil.example/bucket/x", "not a folder or s3:// URI$"),
+    ("account:", "name one of its jobs, as in account:us-east-1/my-training-job$"),
 ])  # fmt: skip
 def test_reports_places_that_cannot_be_opened(where, said):
     with pytest.raises(SourceError, match=said) as caught:

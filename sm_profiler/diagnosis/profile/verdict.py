@@ -291,9 +291,10 @@ def worded(cause: ProfileCause, found: Found, case: Case) -> Finding:
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, found.where))
     first = _first_place(where) if cause.points else ""
+    lost = found.share if cause.kind.costs_time else 0.0
     return Finding(
         cause.kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
-        found.share, found.of, where=where, ranks=found.ranks,
+        lost, found.of, where=where, ranks=found.ranks,
         larger_batch=found.larger_batch,
     )  # fmt: skip
 
