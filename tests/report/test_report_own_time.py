@@ -157,6 +157,17 @@ def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer(
     assert rank.left_out == 0
 
 
+@pytest.mark.parametrize(("share", "left_out"), [(1.0, 60), (0.5, 60), (0.02, 0)])
+def test_steps_beside_a_process_that_hardly_had_a_core_are_kept(share, left_out):
+    """On a busy machine, a conversion of 0.1 s of CPU time lasted 5.6 s, and a fifth of the training was left out."""
+    rows, end = slowed(20)
+    length = end - 1.002
+    args = {"kind": "background", "cpu_s": share * length}
+    own = ("sm_profiler/profiling", "detailed window is converted", 1.001, length, NODE, -1, args)
+    (rank,) = metrics_of([*rows, own]).ranks
+    assert rank.left_out == left_out
+
+
 def test_a_step_that_the_profiler_took_as_a_whole_is_no_step_of_no_length():
     rows = training(100)
     start, length = next((row[2], row[3]) for row in rows if row[0].startswith("Step") and row[5] == 50)
