@@ -333,9 +333,8 @@ class Report:
         share = self.metrics.overhead
         if share is None:
             return "not recorded"
-        if self.is_short_for_cost:
-            return "unknown, as the run is too short"
-        return f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
+        text = f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
+        return f"{text}; the run is too short to tell the share in a longer one" if self.is_short_for_cost else text
 
     @property
     def is_short_for_cost(self) -> bool:
@@ -350,7 +349,10 @@ class Report:
         if not share >= limits.FLOOR:  # a job that the profiler slows by more is not the job that was to be judged
             return None
         if self.is_short_for_cost:
-            return "The run is too short to state what profiling costs: the profiler's own work takes most of it."
+            return (
+                f"Profiling cost {percent_of_cost(share)} of the training loop. The run is too short to tell the share in a longer "
+                "one: the profiler's windows and other work take most of it."
+            )
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."
         if PROFILING not in self.metrics.records:
             return text

@@ -76,8 +76,9 @@ class Profiling(Recorded):
 
     Attributes:
         kind: `stall` if the training waited for it (a window started, stopped, was prepared), `background` if another thread
-            competed for the interpreter (an export), or `window` from the first step of a window to the step after it, whose
-            steps ran slower.
+            competed for the interpreter (an export) or another process for a core (a conversion), or `window` from the first
+            step of a window to the step after it, whose steps ran slower.
+        cpu_s: CPU seconds of the other process, which takes nothing from the training while it waits for a core.
         window: the window's collector.
         steps: number of its steps.
         slower: how many times as long as usual they took; None, which is written for a window, if that is unknown.
@@ -88,6 +89,7 @@ class Profiling(Recorded):
     window: str | None = None
     steps: int | None = None
     slower: float | None = None
+    cpu_s: float | None = None
 
     def args(self) -> dict[str, Any]:
         found = super().args()

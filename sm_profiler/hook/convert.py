@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from typing import Any, TypeAlias
 
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
+from sm_profiler.formats.recorded import Profiling
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.processes import Detached, start_detached, wait_for
@@ -63,9 +65,13 @@ def start(kind: str, order: Mapping[str, object]) -> Conversion:
         return Postponed({"kind": kind, **order})
     child = start_detached(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
-        child.stdin.write(json.dumps({"kind": kind, **order}).encode() + b"\n")
+        child.stdin.write(json.dumps({"kind": kind, "began_us": _now_us(), **order}).encode() + b"\n")
         child.stdin.flush()
     return child
+
+
+def _now_us() -> int:
+    return round(time.time() * 1e6)
 
 
 def finish(child: Conversion) -> bool:
@@ -108,13 +114,16 @@ def write_events(
     Args:
         writer: of the file.
         events: of the window.
-        order: with the training's record of its process, `process`, and the name of the `collector`.
+        order: with the training's record of its process, `process`, and the name of the `collector`; a process of its own
+            has the time at which it began, `began_us`.
         unreadable: events that were lost in reading.
     """
     rest = iter(events)
     kept = islice(rest, MAX_EVENTS)
     while batch := list(islice(kept, _BATCH)):
         writer.write(batch)
+    if "began_us" in order:
+        writer.write([_own_work(order)])
     missing = []
     if more := sum(1 for _ in rest):
         missing.append(f"only the first {MAX_EVENTS:,} of the window's {MAX_EVENTS + more:,} events are kept")
@@ -126,6 +135,15 @@ def write_events(
         process = {key: value for key, value in order["process"].items() if key not in later}
         writer.metadata = lambda: {**process, "collectors": states}
     writer.close()
+
+
+def _own_work(order: Mapping[str, Any]) -> TraceEvent:
+    """Return the record of this process, which competes with the training if no core is free."""
+    began_us, found = int(order["began_us"]), Profiling(kind="background", cpu_s=round(time.process_time(), 3))
+    args = json.dumps({"pid": order["pid"], **found.args()})
+    return TraceEvent(
+        found.phase, f"{order['collector']} window is converted", began_us, max(_now_us() - began_us, 0), args
+    )
 
 
 def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:

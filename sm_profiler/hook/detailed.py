@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sm_profiler.hook import convert
@@ -119,7 +118,6 @@ class DetailedWindow(Collector):
         self._patches = Patches(partial(session.guard.failed, DETAILED))
         self._changing = threading.RLock()  # the script may start to profile on another thread
         self._children: list[convert.Conversion] = []
-        self._converting: list[tuple[convert.Conversion, int]] = []  # and when each began
 
     @property
     def is_open(self) -> bool:
@@ -197,18 +195,14 @@ class DetailedWindow(Collector):
         self._session.later(partial(self._export, write, folder, self._first_step, self._steps))
 
     def beat(self) -> None:
-        """Record conversions that have ended: on a machine without a free core, they compete with the training."""
+        """Let the profiler do what it does once a second."""
         self._profiler.beat()
-        for child, start_ns in [entry for entry in self._converting if entry[0].poll() is not None]:
-            self._converting.remove((child, start_ns))
-            work = self._session.work
-            work.record(f"{DETAILED} window is converted", start_ns, perf_counter_ns(), BACKGROUND)
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
         running, self._running, self._folder, self._started = self._running, None, None, False
         self._changing, self._over = threading.RLock(), threading.Event()
-        self._children, self._converting = [], []
+        self._children = []
         self._patches.remove()
         self._profiler.forked(running)
 
@@ -289,10 +283,7 @@ class DetailedWindow(Collector):
                 "trace": str(raw), "framework": profiler.framework, "root": str(session.root), "source": session.source,
                 "pid": os.getpid(), "first_step": first, "steps": steps, "collector": DETAILED, "process": session.describe(),
             }  # fmt: skip
-            child = convert.start(profiler.trace, order)
-            self._children.append(child)
-            if not isinstance(child, convert.Postponed):
-                self._converting.append((child, perf_counter_ns()))
+            self._children.append(convert.start(profiler.trace, order))
 
 
 @contextmanager

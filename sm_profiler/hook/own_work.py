@@ -40,6 +40,7 @@ class OwnWork:
         self._clock = clock
         self._waited = waited  # of the main thread, for a core
         self._threads: dict[int, int] = {}  # thread → how many blocks of own work it is in
+        self._waited_elsewhere = 0  # ns for which other threads, for which this block waits, had no core
 
     def reset(self) -> None:
         """Start over, in a forked child, which has one thread."""
@@ -74,7 +75,10 @@ class OwnWork:
         """
         start = self._clock()
         outermost = not self.is_own()
-        waited = self._waited() if outermost and kind == STALL else 0
+        stalls = outermost and kind == STALL
+        waited = self._waited() if stalls else 0
+        if stalls:
+            self._waited_elsewhere = 0
         try:
             with self.unrecorded():
                 yield
@@ -82,16 +86,21 @@ class OwnWork:
             end = self._clock()
             if end - start >= MIN_NS:
                 self.record(what, start, end, kind)
-            if kind == STALL and outermost:
-                self.stalled_ns += max(end - start - (self._waited() - waited), 0)
+            if stalls:
+                without_core = self._waited() - waited + self._waited_elsewhere
+                self.stalled_ns += max(end - start - without_core, 0)
 
     def elsewhere(self, action: Callable[[], Result]) -> Result:
-        """Run an action on another thread, for which the training waits; that thread's own waits for a core are no stall."""
-        before = waited_ns(THIS_THREAD)
+        """Run an action on another thread, for which a block of own work waits; that thread's waits for a core are no stall.
+
+        They replace those of the main thread in this time: the two may have waited for a core at once, and no time is
+        subtracted twice.
+        """
+        own, main = waited_ns(THIS_THREAD), self._waited()
         try:
             return action()
         finally:
-            self.stalled_ns -= waited_ns(THIS_THREAD) - before
+            self._waited_elsewhere += (waited_ns(THIS_THREAD) - own) - (self._waited() - main)
 
     def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
         """Record a span of the hook's work."""

@@ -122,12 +122,13 @@ class Disturbed:
 
     Attributes:
         windows: windows that made steps noticeably longer.
-        beside: other work of the profiler, on another thread.
+        beside: other work of the profiler, on another thread or in another process; and the share of the span for which it
+            ran.
         calls: calls of the script, such as saves, in which such a window was open, or the profiler held the thread.
     """
 
     windows: Sequence[tuple[float, float]] = ()
-    beside: Sequence[tuple[float, float]] = ()
+    beside: Sequence[tuple[float, float, float]] = ()
     calls: Sequence[tuple[float, float]] = ()
 
 
@@ -141,23 +142,25 @@ def disturbed_spans(records: Sequence[Record[Profiling]], calls: Iterable[Record
         records: what the profiler did.
         calls: saves, log lines and callbacks of the script.
     """
-
-    def spans(kind: str) -> list[tuple[float, float]]:
-        return [
-            (one.start, one.end)
-            for one in records
-            if one.args.kind == kind
-            and (kind != "window" or one.args.slower is None or one.args.slower >= thresholds.SLOWED)
-        ]
-
-    windows = spans("window")
-    touching = [*windows, *spans("stall")]
+    windows = [
+        (one.start, one.end)
+        for one in records
+        if one.args.kind == "window" and (one.args.slower is None or one.args.slower >= thresholds.SLOWED)
+    ]
+    touching = [*windows, *((one.start, one.end) for one in records if one.args.kind == "stall")]
     touched = [
         (one.start, one.end)
         for one in calls
         if one.calls == 1 and any(start <= one.end and one.start <= end for start, end in touching)
     ]
-    return Disturbed(windows, spans("background"), touched)
+    beside = [(one.start, one.end, _busy_share(one)) for one in records if one.args.kind == "background"]
+    return Disturbed(windows, beside, touched)
+
+
+def _busy_share(record: Record[Profiling]) -> float:
+    """Return the share of its time for which a process ran; a thread may hold the interpreter while it waits for a core."""
+    spent, length = record.args.cpu_s, record.end - record.start
+    return 1.0 if spent is None or not 0 <= spent < length else spent / length
 
 
 def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, float]) -> Kept:
@@ -185,7 +188,7 @@ def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, flo
     )
 
 
-def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask) -> Mask:
+def _competed(rows: StepRows, spans: Sequence[tuple[float, float, float]], others: Mask) -> Mask:
     """Return the steps that work beside them made longer.
 
     Work that takes a small part of a step hardly changes it, and leaving it out would leave out the longest steps first.
@@ -194,12 +197,11 @@ def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask
     starts: Floats = rows.start - rows.parts[:, column("wait")]
     ends = np.append(starts[1:], rows.end[-1:])
     beside = np.zeros(len(rows))
-    for start, end in spans:
+    for start, end, share in spans:
         first, last = np.searchsorted(ends, start * 1e6, side="right"), np.searchsorted(starts, end * 1e6)
         inside = slice(int(first), int(last))
-        beside[inside] += np.clip(
-            np.minimum(ends[inside], end * 1e6) - np.maximum(starts[inside], start * 1e6), 0, None
-        )
+        common = np.minimum(ends[inside], end * 1e6) - np.maximum(starts[inside], start * 1e6)
+        beside[inside] += share * np.clip(common, 0, None)
     length = np.maximum(ends - starts - rows.parts[:, column(OWN)], 1e-9)  # the profiler's own time is no part of them
     found: Mask = beside >= (thresholds.SLOWED - 1) * length
     usual = length[others & ~found]

@@ -403,12 +403,12 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         note = f"of {duration(billed.training_s)} of training" + (", spot" if billed.spot else "")
         tiles.append(("Billed", duration(billed.billable_s), note))
     recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
-    known = recorded and not report.is_short_for_cost
+    note = "of the loop's time" + (", in a run that is too short to tell more" if report.is_short_for_cost else "")
     tiles.append(
         (
             "Profiling cost",
-            percent_of_cost(metrics.overhead or 0.0) if known else "unknown",
-            "of the loop's time" if known else "the run is too short" if recorded else "not recorded by the hook",
+            percent_of_cost(metrics.overhead or 0.0) if recorded else "unknown",
+            note if recorded else "not recorded by the hook",
         )
     )
     if report.cost:

@@ -101,18 +101,18 @@ def test_phases_follow_from_names(name, tensorflow, phase):
     assert phase_of(name, tensorflow=tensorflow) == phase
 
 
-def converted(tmp_path, raw):
+def converted(tmp_path, raw, carry_out=convert.convert_trace):
     """Convert a trace of JAX's; return the folder with the results."""
     folder = tmp_path / "raw"
     folder.mkdir()
     (folder / "raw.xplane.pb").write_bytes(raw)
     start = read_xplane(raw)[0].base_ns // 1000
     order = {
-        "kind": convert.XPLANE, "trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1", "pid": 7,
+        "kind": "xplane", "trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1", "pid": 7,
         "first_step": 3, "steps": [[3, start], [-1, start + 10**6]], "collector": "detailed",
         "process": {"pid": 7, "rank": 0, "node": "algo-1", "collectors": {"detailed": "done"}},
     }  # fmt: skip
-    convert.convert_trace(order)
+    carry_out(order)
     assert not folder.exists()
     return tmp_path / "out"
 
@@ -124,6 +124,16 @@ def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
     (written,) = out.glob("framework/pevents/*/*.json")
     assert any(row.get("args", {}).get("phase") == "backward" for row in json.loads(written.read_text()))
     assert build_report(open_source(out)).quality.collectors == ()
+
+
+def test_a_process_records_how_long_it_ran_and_for_how_much_of_that_it_had_a_core(tmp_path):
+    out = converted(tmp_path, sample("jax"), lambda order: convert.finish(convert.start(convert.XPLANE, order)))
+    rows = [row for file in out.glob("framework/pevents/*/*.json") for row in json.loads(file.read_text())]
+    (own,) = [row for row in rows if row["name"] == "detailed window is converted"]
+    assert own["args"]["pid"] == 7
+    assert own["args"]["kind"] == "background"
+    assert 0 < own["args"]["cpu_s"] < 30
+    assert own["dur"] > 10_000
 
 
 def test_operators_beyond_the_limit_are_counted_in_the_report(tmp_path, monkeypatch):

@@ -303,4 +303,37 @@ def test_what_a_helper_waits_for_a_core_is_no_stall(work, clock, monkeypatch):
 
     with work.doing("operators are counted"):
         assert work.elsewhere(measure) == 3.0
-    assert work.stalled_ns == 40 * MS - 10 * MS - 20 * MS
+    assert work.stalled_ns == 40 * MS - 20 * MS
+
+
+def test_stalls_never_become_fewer(work, clock, monkeypatch):
+    """Main thread and helper wait for a core at once: more was subtracted than had been added, and a report had a record
+    of the hook's cost with a negative duration."""
+    monkeypatch.setattr("sm_profiler.hook.own_work.waited_ns", lambda _file: clock.now * 9 // 10)
+    seen = []
+
+    def measure():
+        clock.now += 40 * MS
+        seen.append(work.stalled_ns)
+
+    with work.doing("a window starts"):
+        clock.now += 4 * MS
+    with work.doing("operators are counted"):
+        work.elsewhere(measure)
+        seen.append(work.stalled_ns)  # a beat of the recorder may be at any moment
+        clock.now += 4 * MS
+    seen.append(work.stalled_ns)
+    assert seen == [3 * MS, 3 * MS, 3 * MS + 4 * MS + 3 * MS]
+
+
+def test_what_a_helper_waits_after_it_was_given_up_is_not_subtracted_from_other_work(work, clock, monkeypatch):
+    waits = [0]
+    monkeypatch.setattr("sm_profiler.hook.own_work.waited_ns", lambda _file: waits[0])
+
+    def wait():
+        waits[0] += 100 * MS
+
+    work.elsewhere(wait)
+    with work.doing("a window starts"):
+        clock.now += 4 * MS
+    assert work.stalled_ns == 3 * MS
