@@ -358,7 +358,7 @@ class Report:
 
     @property
     def left_out_alarm(self) -> str | None:
-        """A warning that a part of the loop is not judged because the profiler slowed it; None if that is little."""
+        """A warning that a part of the loop is not judged because the profiler may have disturbed it; None if that is little."""
         ranks = [rank for rank in self.metrics.ranks if rank.left_out and rank.loop > 0]
         rank = max(ranks, key=lambda rank: rank.excluded / (rank.loop + rank.excluded), default=None)
         if rank is None or rank.excluded < limits.SHOWN * (rank.loop + rank.excluded):
@@ -366,7 +366,8 @@ class Report:
         of = f" of {rank.name}" if len(self.metrics.ranks) > 1 else ""
         return (
             f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
-            f"{plural(rank.train_steps, 'step')}), slowed by the profiler; shares are those of the rest."
+            f"{plural(rank.train_steps, 'step')}) in or beside windows of the profiler, which may have disturbed them; shares "
+            "are those of the rest."
         )
 
     @property
