@@ -71,7 +71,8 @@ class Location(msgspec.Struct, frozen=True):
         file: path as the training process saw it.
         line: number of the line, from 1.
         function: function that contains it.
-        share: part of the time lost to the finding that was spent there, 0 to 1.
+        share: part of the time lost to the finding that was spent there, 0 to 1; 0 if only the definition of what takes it
+            is known.
         phase: part of the loop in which it was seen; empty if unknown.
         rank: process that it was seen in, `algo-1-0`; empty for all.
         source: text of the line as it ran; empty if unknown.
@@ -366,8 +367,8 @@ class Report:
         of = f" of {rank.name}" if len(self.metrics.ranks) > 1 else ""
         return (
             f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
-            f"{plural(rank.train_steps, 'step')}) in or beside windows of the profiler, which may have disturbed them; shares "
-            "are those of the rest."
+            f"{plural(rank.train_steps, 'step')}) in or beside the profiler's windows, which may disturb them; shares are those "
+            "of the rest."
         )
 
     @property

@@ -68,7 +68,7 @@ HEADLINES: Mapping[str, str] = {
     # the job
     "start": "{ready} after {time}: {share} of the job is over before it{most}.",
     "idle": "The job is idle {share} of the time: {where}.",
-    "memory_of_process": "The training process's memory grows by {rate} per minute (± {error}){until}.",
+    "memory_of_process": "The training process's memory grows by {rate} per minute (± {error}){container}{until}.",
     "memory_in_percent": "Memory of {holder} grows by {rate} percentage points per minute; it is full in {left}.",
     "dead_rank": "{sentence}{running}",
     "more_steps": "The ranks make different numbers of steps: {least} makes {fewer} and {most} {more}. Ranks that have no more batches wait for those that do, {share} of the time.",
@@ -295,6 +295,7 @@ FRAGMENTS: Mapping[str, str] = {
     "first_step": "The first training step starts",
     "idle_tail": "{time} after the last step",
     "idle_pauses": "{time} in {pauses} between steps",
+    "grows_most": ", most of all {container}",
     "full_in": "; at this rate, memory is full in {time}",
     "dead_thread": " In {name}, {thread} had ended with an exception{when}: {error}{place}.",
     "alone": "No other Python thread is alive in {name} that could end the wait. ",

@@ -174,7 +174,9 @@ def test_a_training_that_is_ended_while_it_waits_is_not_idle(end, run, how):
 
 
 def test_a_wait_within_a_step_that_has_begun_is_found():
-    assert ended([FETCH, READ], "between").main.headline.startswith("The training was stopped while it waited at train.py:3")
+    assert ended([FETCH, READ], "between").main.headline.startswith(
+        "The training was stopped while it waited at train.py:3"
+    )
 
 
 def test_a_line_after_the_loop_may_be_waited_at_when_it_is_over():
@@ -187,7 +189,9 @@ def test_where_a_signal_found_the_process_is_the_line_if_its_samples_are_lost():
     main = ended((), end_place="train.py:3").main
     assert "while it waited at train.py:3 for 30 s" in main.headline
     main = ended(()).main
-    assert main.headline.startswith("The training was stopped when no step had ended for 30 s, 2,941 times its usual step")
+    assert main.headline.startswith(
+        "The training was stopped when no step had ended for 30 s, 2,941 times its usual step"
+    )
     assert main.confidence == "low"
 
 

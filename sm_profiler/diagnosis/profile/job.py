@@ -404,10 +404,12 @@ def _process_memory(case: Case) -> Found | None:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     objects = _objects(case, name)
     evidence += _grown_objects(objects[-1], name) if objects else []
+    container = (objects[-1].container or "").partition(";")[0] if objects else ""
     words = {
         "rate": size(rate),
         "error": size(growth.error * 60),
         "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
+        "container": FRAGMENTS["grows_most"].format(container=container) if container else "",
     }
     fatal = left is not None and left < limits.SHORT_RUN_S
     clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
@@ -564,7 +566,12 @@ def _in_percent(advice: str, holder: str, growth: Growth, gained: Evidence, doub
 # --- trainings that stopped -----------------------------------------------------------------------------------------
 
 MAX_ERROR = 120  # characters, of an exception
-ENDED = {CRASHED: "failed", KILLED: "was killed", OUT_OF_MEMORY: "was killed", INTERRUPTED: "was interrupted"}  # in a sentence
+ENDED = {
+    CRASHED: "failed",
+    KILLED: "was killed",
+    OUT_OF_MEMORY: "was killed",
+    INTERRUPTED: "was interrupted",
+}  # in a sentence
 
 
 def hang(case: Case) -> Found | None:
@@ -594,7 +601,7 @@ def hang(case: Case) -> Found | None:
 
 @attrs.frozen
 class LastWait:
-    """What a process did when its job was ended: it waited, for far longer than any of its steps had taken.
+    """A wait in which a process was when its job was ended, far longer than any of its steps.
 
     Attributes:
         name: the process.
@@ -665,7 +672,9 @@ def _last_stack(metrics: JobMetrics, rank: Rank, span: Span) -> Sampled | None:
         for phase, place, seconds, _ in course.within(*span):
             if phase not in (WORKER, "gc"):
                 seen[place] += seconds  # type: ignore[assignment] # counts of time
-    place, most = max(seen.items(), key=lambda item: item[1], default=(None, 0.0))
+    if not seen:
+        return None
+    place, most = max(seen.items(), key=lambda item: item[1])
     stacks = [one for one in own if one.places[-1] == place]
     if most < least or sum(one.count for one in stacks) < limits.REPEATS:
         return None
@@ -692,7 +701,9 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
     metrics, line = case.metrics, wait.line
     cores = _cores(metrics, (metrics.end - wait.seconds, metrics.end))
     evidence = [
-        Evidence("time without a step", round(wait.seconds, 1), round(wait.longest, 3), wait.name, "s", "usually up to"),
+        Evidence(
+            "time without a step", round(wait.seconds, 1), round(wait.longest, 3), wait.name, "s", "usually up to"
+        ),
         Evidence("completed training steps", wait.steps, None, wait.name),
     ]
     if cores is not None:
