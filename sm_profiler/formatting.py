@@ -23,6 +23,8 @@ def percent_of_cost(share: float) -> str:
 
 def duration(seconds: float) -> str:
     """Format a time for a sentence: `1.2 ms`, `3.4 s`, `12 min`, `5.1 h`."""
+    if abs(seconds) < 0.5e-9:  # clocks count nanoseconds; what is left of a difference is none
+        return "0 µs"
     for limit, unit, scale in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3), (120.0, "s", 1.0), (7200.0, "min", 1 / 60)):
         if seconds < limit:
             return f"{seconds * scale:.3g} {unit}"

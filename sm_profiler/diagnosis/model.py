@@ -71,7 +71,8 @@ class Location(msgspec.Struct, frozen=True):
         file: path as the training process saw it.
         line: number of the line, from 1.
         function: function that contains it.
-        share: part of the time lost to the finding that was spent there, 0 to 1.
+        share: part of the time lost to the finding that was spent there, 0 to 1; 0 if only the definition of what takes it
+            is known.
         phase: part of the loop in which it was seen; empty if unknown.
         rank: process that it was seen in, `algo-1-0`; empty for all.
         source: text of the line as it ran; empty if unknown.
@@ -360,7 +361,7 @@ class Report:
 
     @property
     def left_out_alarm(self) -> str | None:
-        """A warning that a part of the loop is not judged because the profiler slowed it; None if that is little."""
+        """A warning that a part of the loop is not judged because the profiler may have disturbed it; None if that is little."""
         ranks = [rank for rank in self.metrics.ranks if rank.left_out and rank.loop > 0]
         rank = max(ranks, key=lambda rank: rank.excluded / (rank.loop + rank.excluded), default=None)
         if rank is None or rank.excluded < limits.SHOWN * (rank.loop + rank.excluded):
@@ -368,7 +369,8 @@ class Report:
         of = f" of {rank.name}" if len(self.metrics.ranks) > 1 else ""
         return (
             f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
-            f"{plural(rank.train_steps, 'step')}), slowed by the profiler; shares are those of the rest."
+            f"{plural(rank.train_steps, 'step')}) in or beside the profiler's windows, which may disturb them; shares are those "
+            "of the rest."
         )
 
     @property

@@ -75,7 +75,9 @@ def open_destination(text: str) -> plugins.Exporter:
         return exporter
     others = plugins.load(plugins.EXPORTERS, KINDS)
     if kind not in others:
-        raise ConfigError(f"--to {printable(text)[:100]}: expected {', '.join((*KINDS, *others))}, each with :PLACE")
+        known = (f"{one}[:PLACE]" if "default:" in about else f"{one}:PLACE" for one, (_, about) in KINDS.items())
+        expected = ", ".join((*known, *(f"{one}[:PLACE]" for one in others)))
+        raise ConfigError(f"--to {printable(text)[:100]}: expected {expected}")
     try:
         exporter = others[kind](place)
     except ProfilerError:

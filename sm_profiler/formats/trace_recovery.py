@@ -32,6 +32,7 @@ from sm_profiler.formats.process_end import (
     STOPPED,
 )
 from sm_profiler.formats.trace_writer import metadata_line, publish, write_record
+from sm_profiler.formatting import is_library
 from sm_profiler.limits import oom_kills
 
 MAX_LEFT_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
@@ -39,8 +40,6 @@ _MAX_RECORD = 1_000_000  # bytes
 _MAX_US = 1e17  # the year 5138
 _PARTS = 4  # of the name of an open file: source and kind, process, number, time
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
-_PACKAGES = re.compile("/(site|dist)-packages/")
-_STANDARD = f"{Path(os.__file__).parent}/"
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
@@ -68,8 +67,10 @@ def recover_traces(
     kills, count = oom_kills() if stopped is False and count_kills else None, 0
     for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(Exception), _claimed(path) as fd:  # a damaged file stays as it is
-            asked = stopped if stopped is None else stopped or _was_asked_to_stop(Path(root), path, source)
-            publish(Path(root), path, _close_array(path, fd, stopped=asked, kills=kills), source, kind)
+            stack = _stack_at_stop(Path(root), path, source)
+            asked = stopped if stopped is None else stopped or bool(stack)
+            end_us = _close_array(path, fd, stopped=asked, kills=kills, place=_place_in(stack))
+            publish(Path(root), path, end_us, source, kind)
             count += 1
     if stopped:
         count += len(recover_loading(Path(root), node))
@@ -171,13 +172,14 @@ def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
             yield path, source, kind
 
 
-def _was_asked_to_stop(root: Path, path: Path, source: str) -> bool:
-    """Return whether a signal asked the process of an open file to stop (`hook.process_end`)."""
+def _stack_at_stop(root: Path, path: Path, source: str) -> str:
+    """Return where a signal found the process of an open file that asked it to stop (`hook.process_end`); "" if none did."""
     pid = path.name.rsplit("_", 3)[1]
     try:
-        return (root / STOP_FOLDER / f"{source}_{pid}").stat().st_size > 0
+        with open_regular(root / STOP_FOLDER / f"{source}_{pid}", flags=os.O_NOFOLLOW) as file:
+            return file.read(_MAX_RECORD).decode("utf-8", "replace")
     except OSError:
-        return False
+        return ""
 
 
 def recover_loading(root: Path, node: str | None) -> set[int]:
@@ -203,7 +205,7 @@ def recover_loading(root: Path, node: str | None) -> set[int]:
 def _place_in(stack: str) -> str:
     """Return the innermost line of the script in a stack that faulthandler wrote, as `train.py:12`; "" if there is none."""
     for file, line in _FRAME.findall(stack):
-        if not file.startswith((_STANDARD, "<frozen ")) and not _PACKAGES.search(file):
+        if not is_library(file):
             return f"{file.rpartition('/')[2]}:{line}"
     return ""
 
@@ -284,7 +286,7 @@ def _alive(pid: str) -> bool:
         return True
 
 
-def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None) -> int:
+def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None, place: str) -> int:
     """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
     if os.fstat(fd).st_size > MAX_LEFT_BYTES:
         raise ValueError(path)
@@ -309,7 +311,8 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
         path.unlink()
         raise ValueError(path)
     if stopped is not None and process and END not in process:
-        whole.append(_end_record(process, end_us or base_us, stopped=stopped, kills=kills))
+        at = {END_PLACE: place} if place else {}
+        whole.append(_end_record({**process, **at}, end_us or base_us, stopped=stopped, kills=kills))
     # In place, so that the lock holds until the file has its name; only a cut-off event at the end makes a difference.
     closed, done = b"[\n" + b",\n".join(whole) + b"\n]\n", 0
     while done < len(closed):

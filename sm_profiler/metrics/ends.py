@@ -199,6 +199,11 @@ class JobEnd:
         return self.state in FAILED
 
     @property
+    def is_early(self) -> bool:
+        """True if the job is over and did not reach its end by itself: it failed, or a signal or a limit stopped it."""
+        return self.failed or self.state in {STOPPED, INTERRUPTED}
+
+    @property
     def aftermath_s(self) -> float | None:
         """When the first rank was gone, seconds since the epoch; what follows is no measure of the loop."""
         first = self.dead or self.short

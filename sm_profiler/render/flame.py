@@ -90,6 +90,12 @@ def part_of(finding: Finding, location: Location) -> str:
         return "adds to what grows"
     if finding.kind is Class.HANG:
         return "waits here"
+    if finding.kind is Class.PADDING_WASTE:
+        return "makes the batches"
+    if location.share <= 0:
+        return "defined here"
+    if finding.kind is Class.INCONCLUSIVE:
+        return f"{percent(location.share)} of the time before the first step"
     if finding.kind is Class.BALANCED:  # which names no loss
         return f"{percent(location.share)} of the time outside the phases"
     return f"{percent(location.share)} of the lost time"

@@ -450,7 +450,7 @@ def terminal_comparison(found: Comparison) -> str:
         lines.append(f"  {moment} {shorten(printable(name), 70)} ({steps} steps, {verdict})")
     if found.changes or found.measured:
         lines.append(f"  {'per ' + found.per:<22}{'before':>10}{'after':>10}{'change':>11}  95 % interval")
-    lines += ["  " + f"{row[0]:<22}{row[1]:>10}{row[2]:>10}{row[3]:>11}  {row[4]}".rstrip() for row in _rows(found)]
+    lines += ["  " + f"{row[0]:<22} {row[1]:>9} {row[2]:>9} {row[3]:>10}  {row[4]}".rstrip() for row in _rows(found)]
     return "\n".join(lines)
 
 

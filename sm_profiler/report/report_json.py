@@ -118,7 +118,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         phases: source of the times of forward, backward and optimizer: `device`, the GPU, or `host`.
         seconds: parts of the loop; they add up to loop_s.
         own_phases: phases that the script declared with hook.phase(name), in seconds; together `declared`.
-        excluded_s: time that the profiler caused, with the steps that it slowed down; not part of loop_s.
+        excluded_s: time that the profiler caused, with the steps that it may have disturbed; not part of loop_s.
         gc_s: garbage collections.
         communication_s: collectives; null if they were not recorded.
         attempts: above 1: the job was interrupted and resumed.

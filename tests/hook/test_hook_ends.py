@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER, STOP_FOLDER
 from sm_profiler.formats.process_end import MAX_ERROR, error_line
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook.process_end import place_of
@@ -356,6 +356,26 @@ def test_a_process_that_left_its_file_open(tmp_path, monkeypatch, stopped, kills
     folder = left_open(tmp_path)
     assert recover_traces(tmp_path, "algo-1", stopped=stopped) == 1
     assert ends_in(folder) == [(end, 1_700_000_000_000_015)]
+
+
+STACK = """Current thread 0x00007f3e (most recent call first):
+  File "/usr/lib/python3.11/socket.py", line 720 in readinto
+  File "/work/checkout/sm_profiler/hook/patches.py", line 269 in called
+  File "/job/train.py", line 6 in fetch
+  File "/job/train.py", line 10 in <module>
+"""
+
+
+def test_where_a_signal_found_a_process_that_had_made_steps_is_recorded(tmp_path):
+    """Samples of its last seconds are lost, and the place was the profiler's own file."""
+    folder = left_open(tmp_path)
+    stop = tmp_path / STOP_FOLDER / "1-algo-1_999999999"
+    stop.parent.mkdir(parents=True)
+    stop.write_text(STACK)
+    recover_traces(tmp_path, "algo-1", stopped=False)
+    (file,) = folder.rglob("*_pythontimeline.json")
+    (record,) = [one["args"] for one in json.loads(file.read_text()) if "end" in one.get("args", {})]
+    assert (record["end"], record["end_place"]) == ("stopped", "train.py:6")
 
 
 def test_copies_of_open_files_have_no_end(tmp_path):

@@ -243,7 +243,8 @@ def test_an_exporter_gets_the_report(tmp_path, profile):
     ran = command(tmp_path, *words, "jsonlines:/no/such/folder/x")
     assert (ran.returncode, ran.stderr) == (2, "sm-profiler: /no/such/folder/x: No such file or directory\n")
     ran = command(tmp_path, *words, "other:x")
-    assert "cloudwatch, jsonlines, each with :PLACE" in ran.stderr
+    assert "mlflow[:PLACE], webhook:PLACE, sns:PLACE" in ran.stderr
+    assert "cloudwatch[:PLACE], jsonlines[:PLACE]" in ran.stderr
 
 
 def test_a_format_is_read(tmp_path):

@@ -125,6 +125,16 @@ def test_samples_of_saving_are_named_apart_from_the_calls():
     assert found.share_of_time == pytest.approx(0.51, abs=0.02)
 
 
+def test_recorded_and_sampled_saves_share_the_lost_time_by_their_seconds():
+    """Recorded calls of torch.save were named in no line if samples of other lines showed more."""
+    rows = with_saves(400, 20, 0.2, saved=0.3)
+    stack = Sampled("algo-1-0", "outside", True, (Place("train.py", 30, "main"),), "PIL.Image.Image.save", 2.4, 36)
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 30): "grid.save(path)"}))
+    found = decide(Case(metrics, {})).main
+    shares = {line.line: line.share for line in found.where}
+    assert shares == {30: pytest.approx(2 / 3, abs=0.02), LINE["line"]: pytest.approx(1 / 3, abs=0.02)}
+
+
 def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
     verdict = verdict_of(with_saves(400, 40, 0.2, saved=0.2))
     assert verdict.kind is Class.PERIODIC_STALL

@@ -88,6 +88,18 @@ def test_command_exit_codes_and_files(tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == {"compare.html", "compare.json"}
 
 
+def test_columns_are_apart_and_nothing_is_zero():
+    """The rest of a difference of times was shown as 7.07e-13 µs, in the column of the other run."""
+    changes = (
+        Change("between", 125e-6, 7e-19, None, None, None),
+        Change("forward", 0.9999e-3, 0.9999e-3, 0.0, -0.1, 0.1),
+    )
+    found = Comparison("a", "b", changes, "", ("BALANCED", "BALANCED"), (200, 200))
+    first, second = terminal_comparison(found).splitlines()[-2:]
+    assert first.split() == ["Between", "phases", "125", "µs", "0", "µs"]
+    assert second.split()[:5] == ["Forward", "1e+03", "µs", "1e+03", "µs"]
+
+
 def test_hostile_names_are_escaped():
     a = report_from(training(50), name="</style><script>alert(1)</script>")
     page = render_comparison(compare(a, a))

@@ -244,6 +244,9 @@ def test_a_run_without_training_steps():
     """Imports are not recorded, and start() and stop() around other code claimed that none was."""
     over = report_from((), SAMPLES, facts=of_run("completed", 0)).verdict
     assert over.main.headline.startswith("No training step was seen")
+    assert over.main.next_step.startswith(
+        "In a script without these frameworks, mark each step"
+    )  # start() was not called
     assert "imported" not in f"{over.main.headline} {over.main.next_step} {over.not_judged}"
     assert "from sm_profiler.hook import get_hook" in over.main.next_step
     assert "SM_PROFILER_AUTO" not in f"{over.main.next_step} {over.not_judged}"

@@ -6,6 +6,8 @@ import pytest
 
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.formats.event_names import SAMPLES
+from sm_profiler.metrics.ends import EndFacts
 from sm_profiler.metrics.system_fold import Usage, UsageFold
 from sm_profiler.report import Class
 from tests.support.reports import START_S, cause_found, gpu_samples, metrics_of, training
@@ -132,3 +134,73 @@ def test_usage_merges_and_ignores_damaged_samples():
     assert usage.cores(0, 3) == 2
     assert usage.fault_rate(0, 3) == 1
     assert usage.cores(1.5, 3) is None
+
+
+STEPS = [("train.py", 9, "<module>"), ("train.py", 12, "<module>")]
+FETCH, READ = ("train.py", 8, "<module>"), ("train.py", 3, "fetch")
+LATER = ("train.py", 20, "<module>")
+
+
+def ended(frames, phase="end", *, end="stopped", seconds=30.0, cores=0.01, run="stopped", more=(), **options):
+    """Return the verdict on a loop of two seconds, whose process then waits, according to its samples, and is ended."""
+    rows = training(200)
+    over = rows[-1][2] + rows[-1][3]
+    places = [*STEPS, *frames]
+    stacks = [["forward", 0, 1500.0, 12, "", [number]] for number in range(len(STEPS))]
+    if frames:
+        stacks.append([phase, 0, seconds * 1e3, 30, "socket.recv", list(range(len(STEPS), len(places)))])
+    args = {"rank": 0, "node": "algo-1", "start_us": START_S * 1e6, "end_step": 200, **options}
+    record = {**args, "end": end, "end_us": (START_S + over + seconds) * 1e6}
+    rows.append((SAMPLES, "samples", over + seconds, 0.0, "algo-1-0", -1, {"frames": places, "stacks": stacks}))
+    facts = EndFacts(run=run) if run else None
+    metrics = metrics_of([*rows, *more], cpu(int(over + seconds), lambda _: 50), metadata=[record], facts=facts)
+    usage = used(int(over + seconds) + 2, lambda at: 1.0 if at < over else cores)
+    return decide(Case(attrs.evolve(metrics, usage=usage), {}))
+
+
+@pytest.mark.parametrize(
+    ("end", "run", "how"), [("stopped", "stopped", "was stopped"), ("killed", "killed", "was killed"), ("crashed", "crashed", "failed")]
+)  # fmt: skip
+def test_a_training_that_is_ended_while_it_waits_is_not_idle(end, run, how):
+    """The 40 s that a training had waited for its next batch were called idle time after its end."""
+    main = ended([FETCH, READ], end=end, run=run).main
+    assert main.kind is Class.HANG
+    assert main.headline == (
+        f"The training {how} while it waited at train.py:3 in fetch for 30 s, 2,941 times its usual step."
+    )
+    assert (main.where[0].file, main.where[0].line) == ("train.py", 3)
+    assert main.confidence == "medium"
+    assert "joined" not in main.next_step
+
+
+def test_a_wait_within_a_step_that_has_begun_is_found():
+    assert ended([FETCH, READ], "between").main.headline.startswith(
+        "The training was stopped while it waited at train.py:3"
+    )
+
+
+def test_a_line_after_the_loop_may_be_waited_at_when_it_is_over():
+    main = ended([LATER]).main
+    assert (main.kind, main.confidence) == (Class.HANG, "low")
+    assert "If the loop was over by then" in main.next_step
+
+
+def test_where_a_signal_found_the_process_is_the_line_if_its_samples_are_lost():
+    main = ended((), end_place="train.py:3").main
+    assert "while it waited at train.py:3 for 30 s" in main.headline
+    main = ended(()).main
+    assert main.headline.startswith(
+        "The training was stopped when no step had ended for 30 s, 2,941 times its usual step"
+    )
+    assert main.confidence == "low"
+
+
+def test_what_is_no_wait_in_the_loop_is_none():
+    save = ("sm_profiler/save", "torch.save", 5.0, 28.0, "algo-1-0", 199, {})
+    for verdict in (
+        ended([FETCH, READ], cores=0.9),
+        ended([FETCH, READ], seconds=0.15),
+        ended([FETCH, READ], more=[save]),
+    ):
+        assert {one.kind for one in (verdict.main, *verdict.also)}.isdisjoint({Class.HANG, Class.IDLE})
+    assert ended([LATER], end="completed", run="completed").kind is Class.IDLE

@@ -160,6 +160,10 @@ def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
     assert found["mixed"].kind is Class.PADDING_WASTE
     assert found["mixed"].confidence != "high"
     assert "similar length" in found["mixed"].next_step
+    shown = {
+        one.metric: one.value for one in found["mixed"].evidence
+    }  # that nothing was beyond it read as a contradiction
+    assert shown == {"padding, of all tokens": 0.8, "padding up to the longest sequence of each batch": 0.8}
     assert found["longest"].kind is Class.BALANCED
 
 
@@ -537,6 +541,15 @@ def test_finds_memory_growth_with_its_rate():
     assert verdict.kind is Class.MEMORY_GROWTH
     (rate,) = [one for one in verdict.main.evidence if one.metric == "growth per minute"]
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
+
+
+def test_the_container_that_grows_is_in_the_headline():
+    """It was the best evidence, and only the page had it."""
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    counted = {"container": "list losses in __main__: 161 → 450 elements of Tensor; the new ones hold about 1.16 kB"}
+    row = (event_names.OBJECTS, "objects", 15.0, 0.1, "algo-1-0", 0, {"types": {"Tensor": 289}, **counted})
+    main = verdict_of([*training(2000), row], memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}).main
+    assert ", most of all list losses in __main__: 161 → 450 elements of Tensor." in main.headline
 
 
 @pytest.mark.parametrize(("again", "found"), [(False, False), (True, True)])

@@ -10,6 +10,7 @@ from sm_profiler.diagnosis.profile.computing import launches_of
 from sm_profiler.diagnosis.profile.ledger import LOOPS
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.system_fold import Usage
+from sm_profiler.render.flame import part_of
 from tests.support.reports import cause_found, metrics_of, training, verdict_of
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
@@ -54,6 +55,9 @@ def test_advises_workers_for_a_slow_dataset_and_names_its_line(args, said, advis
     assert said in verdict.main.headline
     assert advised in verdict.main.next_step
     assert [(place.line, place.function) for place in verdict.main.where] == [(12, "__getitem__")]
+    assert (
+        part_of(verdict.main, verdict.main.where[0]) == "defined here"
+    )  # which of its lines takes the time is unknown
 
 
 def test_advises_a_dataset_instead_of_a_generator():

@@ -180,9 +180,9 @@ def test_a_step_that_the_profiler_took_as_a_whole_is_no_step_of_no_length():
 def test_how_much_is_left_out_is_shown():
     rows, end = slowed(20)
     report = report_from(beside(rows, (1.001, end - 0.001)))
-    text = "Left out: 4.03 s of 4.64 s (60 of 120 steps), slowed by the profiler"
+    text = "Left out: 4.03 s of 4.64 s (60 of 120 steps) in or beside the profiler's windows, which may disturb them"
     assert text in " ".join(terminal_summary(report, width=100).split())
-    assert render_html(report).count(text) == 2  # beside the verdict, and with the ledger
+    assert html.unescape(render_html(report)).count(text) == 2  # beside the verdict, and with the ledger
     assert report_from(rows).left_out_alarm is None
 
 

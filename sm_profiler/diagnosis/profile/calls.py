@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
@@ -40,6 +41,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     calls_by_name,
     calls_of,
     in_first_steps,
+    joined_lines,
     lines_of_records,
     seen_in_samples,
 )
@@ -78,8 +80,10 @@ def saving(case: Case) -> Found | None:
     spent = calls_of(case, Save, lambda one: not one.args.imported and not flushes(one, writers))
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, SAVING, timed)
+    called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
+    lines = joined_lines((seen.share, seen.lines), (called, timed))
     if spent is None or share < 2 * seen.share:
-        return _seen("saving_seen", partial(activity, case, SAVING), seen, share)
+        return _seen("saving_seen", partial(activity, case, SAVING), attrs.evolve(seen, lines=lines), share)
     rank = spent.rank
     calls = [own for own in calls_by_name(spent) if own.seconds >= limits.SHOWN * 2 * spent.seconds][:2]
     most = calls[0]
@@ -89,11 +93,12 @@ def saving(case: Case) -> Found | None:
         Evidence("files saved", most.count, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
     ]
-    called, around = share, ""
+    around = ""
     if seen.share >= limits.FLOOR:
-        called = min(spent.seconds / rank.loop, share)
         evidence.append(Evidence("saving outside of these calls, from samples", round(share - called, 4), unit="share"))
         around = FRAGMENTS["saving_around"].format(share=percent(share - called))
+    else:
+        called, lines = share, timed
     if most.size:
         evidence += [
             Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
@@ -104,7 +109,7 @@ def saving(case: Case) -> Found | None:
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
     words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around}
-    return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=timed)
+    return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=lines)
 
 
 def _stop(calls: Calls[Save]) -> str:
@@ -125,6 +130,7 @@ def logging(case: Case) -> Found | None:
     seen, share = _seen_beside(case, LOGGING, timed)
     called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
     if spent is None or called < seen.share:
+        seen = attrs.evolve(seen, lines=joined_lines((seen.share, seen.lines), (called, timed)))
         return _seen("logging_seen", partial(activity, case, LOGGING), seen, share)
     rank, names, rest = spent.rank, [own.name for own in calls_by_name(spent)], share - called
     each = spent.seconds / spent.calls

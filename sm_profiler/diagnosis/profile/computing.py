@@ -27,6 +27,7 @@ from sm_profiler.diagnosis.profile.ledger import (
 )
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
+    WORKER,
     Lines,
     error_of_part,
     lines_of_phase,
@@ -279,16 +280,22 @@ def padding(case: Case) -> Found | None:
         return Saving.of_scenarios([spent * part for part in (least, of_all + within * limits.SAVED[0], whole)], passes)
 
     share = case.share_of(*passes) * whole
-    evidence = (
-        Evidence("padding, of all tokens", round(whole, 4), unit="share"),
-        Evidence("padding beyond the longest sequence of each batch", round(of_all, 4), unit="share"),
+    kinds = (
+        ("padding, of all tokens", whole),
+        ("padding beyond the longest sequence of each batch", of_all),
+        ("padding up to the longest sequence of each batch", whole - of_all),
+    )
+    evidence = tuple(
+        Evidence(what, round(part, 4), unit="share") for what, part in kinds if part >= limits.SHOWN * whole
     )
     text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
+    where = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")  # where batches are made
     doubt = "batches of similar lengths may not be possible" if text == "padding_within" else ""
     doubt = "the model may skip the padding" if case.metrics.padding_inferred else doubt
     doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else doubt
     return Found(
         text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,
+        where=where,
     )  # fmt: skip
 
 

@@ -128,11 +128,14 @@ def storage(case: Case) -> Found | None:
 
 
 def _lines(case: Case) -> tuple[Location, ...]:
-    """Return what the loader's workers do; without workers, what the loop does to get a batch, or the recorded dataset."""
+    """Return what the loader's workers do; without workers, what the loop does to get a batch, or where the dataset is defined.
+
+    The definition alone does not show which of its lines take the time.
+    """
     found = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
     record = training_input(case)
     place = place_of(record.args) if record is not None else None
-    return found or ((Location(*place, share=1.0),) if place else ())
+    return found or ((Location(*place, share=0.0),) if place else ())
 
 
 def _shared_mounts(metrics: JobMetrics) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,10 @@ from sm_profiler.diagnosis.profile.lines import (
     FIRST_STEPS,
     IMPORT,
     MAX_LOCATIONS,
+    MODULE,
     START,
+    WORKER,
+    in_loop,
     lines_around_the_loop,
     lines_of_samples,
 )
@@ -26,15 +30,15 @@ from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
-from sm_profiler.formats.process_end import COMPLETED, CRASHED, RUNNING
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING
 from sm_profiler.formats.recorded import Compile, Objects
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
 from sm_profiler.metrics.hang import Hang, find_hang
-from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered
-from sm_profiler.metrics.sample_fold import Sampled
+from sm_profiler.metrics.sample_fold import Place, Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
     IMPORTS,
@@ -47,6 +51,7 @@ from sm_profiler.metrics.startup import (
     start_parts,
 )
 from sm_profiler.printable import cut, printable
+from sm_profiler.settings import HANG_SECONDS
 
 Span = tuple[float, float]
 
@@ -181,7 +186,9 @@ def idle(case: Case) -> Found | None:
     metrics = case.metrics
     if metrics.loop is None or metrics.duration <= 0 or HANG in metrics.records:
         return None
-    tail, pauses = _tail(metrics, metrics.loop[1]), idle_pauses(metrics)
+    # of a training that was ended, what came after its last step may belong to its loop
+    tail = 0.0 if metrics.ending.is_early else _tail(metrics, metrics.loop[1])
+    pauses = idle_pauses(metrics)
     paused = sum(end - begin for begin, end in pauses)
     share = (tail + paused) / metrics.duration
     beyond = (max(tail - start_allowance(metrics), 0.0) + paused) / metrics.duration  # a usual end is in each job
@@ -397,10 +404,12 @@ def _process_memory(case: Case) -> Found | None:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     objects = _objects(case, name)
     evidence += _grown_objects(objects[-1], name) if objects else []
+    container = (objects[-1].container or "").partition(";")[0] if objects else ""
     words = {
         "rate": size(rate),
         "error": size(growth.error * 60),
         "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
+        "container": FRAGMENTS["grows_most"].format(container=container) if container else "",
     }
     fatal = left is not None and left < limits.SHORT_RUN_S
     clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
@@ -557,14 +566,21 @@ def _in_percent(advice: str, holder: str, growth: Growth, gained: Evidence, doub
 # --- trainings that stopped -----------------------------------------------------------------------------------------
 
 MAX_ERROR = 120  # characters, of an exception
+ENDED = {
+    CRASHED: "failed",
+    KILLED: "was killed",
+    OUT_OF_MEMORY: "was killed",
+    INTERRUPTED: "was interrupted",
+}  # in a sentence
 
 
 def hang(case: Case) -> Found | None:
-    """Find processes whose steps stopped and did not go on."""
+    """Find processes whose steps stopped and did not go on, or that were ended while they waited for long."""
     metrics = case.metrics
     found = find_hang(metrics)
     if found is None:
-        return None
+        waited = last_wait(metrics)
+        return _ended_in_wait(case, waited) if waited is not None else None
     first, longest = found.first, found.first.record.args.longest
     where = [Location(*one.place, share=1.0, rank=one.name) for one in found.stopped if one.place is not None][
         :MAX_LOCATIONS
@@ -580,6 +596,133 @@ def hang(case: Case) -> Found | None:
     return Found(
         text, words, evidence, min(found.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
         _advice_of_hang(found), doubt="" if sure else doubt, where=tuple(where), of="job", certain=bool(sure),
+    )  # fmt: skip
+
+
+@attrs.frozen
+class LastWait:
+    """A wait in which a process was when its job was ended, far longer than any of its steps.
+
+    Attributes:
+        name: the process.
+        seconds: from its last step to its end.
+        usual: seconds of its usual step.
+        longest: seconds of its longest step.
+        steps: training steps that it had completed.
+        line: the line at which it waited; None if that is unknown.
+        in_loop: that line is surely one of the loop.
+        for_ranks: it waited in a collective.
+    """
+
+    name: str
+    seconds: float
+    usual: float
+    longest: float
+    steps: int
+    line: Location | None
+    in_loop: bool
+    for_ranks: bool
+
+
+def last_wait(metrics: JobMetrics) -> LastWait | None:
+    """Return the wait in which a job was ended that did not end by itself; None if any of its ranks did something else."""
+    if not metrics.ending.is_early or HANG in metrics.records:
+        return None
+    ends = {one.name: one for one in metrics.ending.ranks}
+    waits = [_last_wait_of(metrics, rank, ends.get(rank.name)) for rank in metrics.ranks]
+    found = [one for one in waits if one is not None]
+    if len(found) < len(waits):
+        return None
+    return min(found, key=lambda one: (one.for_ranks, one.line is None, one.name), default=None)
+
+
+def _last_wait_of(metrics: JobMetrics, rank: Rank, end: RankEnd | None) -> LastWait | None:
+    lengths = rank.iterations.length
+    if end is None or len(lengths) < limits.REPEATS:
+        return None
+    span = rank.end, end.at
+    seconds, usual, longest = span[1] - span[0], float(np.median(lengths)), float(lengths.max())
+    if seconds <= max(limits.PAUSE_STEPS * usual, limits.REPEATS * longest):
+        return None
+    if _is_recorded(metrics, span) or not _is_idle(metrics, span):
+        return None
+    stack = _last_stack(metrics, rank, span)
+    line, in_loop, for_ranks = None, False, False
+    if stack is not None:
+        place = stack.places[-1]
+        line = Location(place.file, place.line, place.function, 1.0, stack.phase, source=metrics.samples.source(place))
+        in_loop, for_ranks = _is_in_loop(metrics, stack), stack.leaf.startswith("torch.distributed.")
+    elif end.place:  # where a signal found it
+        file, _, number = end.place.rpartition(":")
+        line = Location(file, int(number), MODULE, 1.0) if number.isdecimal() else None
+    return LastWait(rank.name, seconds, usual, longest, end.step, line, in_loop, for_ranks)
+
+
+def _last_stack(metrics: JobMetrics, rank: Rank, span: Span) -> Sampled | None:
+    """Return the stack at whose innermost line a process was for most of a span; None if samples do not show it."""
+    course, least = metrics.samples.course.get(rank.name), limits.MAJORITY * (span[1] - span[0])
+    if course is None:
+        return None
+    own = [one for one in metrics.samples.stacks if one.process == rank.name and one.places]
+    seen = Counter[Place]()
+    for one in own:
+        if one.phase == "end":  # nothing but the span
+            seen[one.places[-1]] += one.seconds  # type: ignore[assignment] # counts of time
+    if not seen and course.width / 1e6 <= least:
+        for phase, place, seconds, _ in course.within(*span):
+            if phase not in (WORKER, "gc"):
+                seen[place] += seconds  # type: ignore[assignment] # counts of time
+    if not seen:
+        return None
+    place, most = max(seen.items(), key=lambda item: item[1])
+    stacks = [one for one in own if one.places[-1] == place]
+    if most < least or sum(one.count for one in stacks) < limits.REPEATS:
+        return None
+    return max(stacks, key=lambda one: one.seconds)
+
+
+def _is_in_loop(metrics: JobMetrics, stack: Sampled) -> bool:
+    """Return whether a stack from after the last step is one of the loop: a step had begun, or a later line was seen in it."""
+    if stack.phase != "end":
+        return True
+    lines = [(one.file, one.function, one.line) for one in stack.places]
+    for other in metrics.samples.stacks:
+        if other.process != stack.process or not in_loop(other):
+            continue
+        seen = [(one.file, one.function, one.line) for one in other.places]
+        first = next(((own, its) for own, its in zip(lines, seen, strict=False) if own != its), None)
+        if first is None or (first[0][:2] == first[1][:2] and first[0] < first[1]):
+            return True
+    return False
+
+
+def _ended_in_wait(case: Case, wait: LastWait) -> Found:
+    """Return the finding about a training that was ended in the middle of a wait: it is no proof that it would never go on."""
+    metrics, line = case.metrics, wait.line
+    cores = _cores(metrics, (metrics.end - wait.seconds, metrics.end))
+    evidence = [
+        Evidence(
+            "time without a step", round(wait.seconds, 1), round(wait.longest, 3), wait.name, "s", "usually up to"
+        ),
+        Evidence("completed training steps", wait.steps, None, wait.name),
+    ]
+    if cores is not None:
+        evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), thresholds.HANG_CPU))
+    function = f" in {line.function}" if line is not None and line.function != MODULE else ""
+    words = {
+        "ended": ENDED.get(metrics.ending.state, "was stopped"),
+        "at": f"{line.file.rpartition('/')[2]}:{line.line}{function}" if line is not None else "",
+        "time": duration(wait.seconds),
+        "times": f"{wait.seconds / max(wait.usual, 1e-6):,.0f}",
+        "after": plural(wait.steps, "training step"),
+        "seconds": f"{HANG_SECONDS.default:.0f}",
+        "over": "" if wait.in_loop else FRAGMENTS["loop_over"],
+    }
+    return Found(
+        "ended_in_wait" if line is not None else "ended_without_step", words, tuple(evidence),
+        min(wait.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        doubt="it ended before a hang was certain", error=0.0, where=(line,) if line is not None else (), of="job",
+        low="" if wait.in_loop else "the loop may have been over" if line is not None else "no sample shows the line",
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence, Location
@@ -94,6 +95,14 @@ def lines_of_records(records: Sequence[Record[AtLine]]) -> tuple[Location, ...]:
     total = sum(record.seconds for record in records)
     longest = sorted(seconds, key=lambda place: -seconds[place])[:MAX_LOCATIONS]
     return tuple(Location(*place, share=seconds[place] / total) for place in longest if total > 0)
+
+
+def joined_lines(*parts: tuple[float, Sequence[Location]]) -> tuple[Location, ...]:
+    """Return the lines of several parts of one loss, each with its seconds or share, the most expensive first."""
+    total = sum(spent for spent, lines in parts if lines)
+    found = [replace(line, share=line.share * spent / total) for spent, lines in parts for line in lines if total > 0]
+    shown = [line for line in found if line.share >= limits.SHOWN]
+    return tuple(sorted(shown, key=lambda line: (-line.share, line.file, line.line))[:MAX_LOCATIONS])
 
 
 @attrs.frozen(eq=False)

@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
 from sm_profiler.diagnosis.profile.job import beginning_of
+from sm_profiler.diagnosis.profile.lines import Shown, lines_around_the_loop
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import percent, plural
@@ -68,7 +69,9 @@ def inconclusive(case: Case) -> Finding:
             "Check that the profiler was on (profiler_config of the estimator, or 'sm-profiler run') and that SOURCE is its "
             "output."
         )
-    return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
+    where = () if metrics.ranks else lines_around_the_loop(metrics, lambda _: True)
+    where = tuple(map(Shown.of(metrics.samples).location, where))
+    return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low", where=where)
 
 
 def _unseen(metrics: JobMetrics) -> tuple[str, str]:
@@ -86,8 +89,9 @@ def _unseen(metrics: JobMetrics) -> tuple[str, str]:
     return (
         "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes.",
         (
-            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
-            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
+            "In a script without these frameworks, mark each step: 'from sm_profiler.hook import get_hook', then 'with "
+            "get_hook().step():'. get_hook() is None in a run without the profiler. A script that calls sm_profiler.start() must do "
+            "so before its loop."
         ),
     )
 
