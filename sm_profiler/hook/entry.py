@@ -106,6 +106,9 @@ class Hook:
             session.fail(error)
         try:
             yield
+        except BaseException:
+            tracker.failed = tracker.number
+            raise
         finally:
             try:
                 tracker.end_step(time.perf_counter_ns())
