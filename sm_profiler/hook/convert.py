@@ -27,6 +27,7 @@ from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.guard import run_bounded
+from sm_profiler.monitor.scratch import hold
 from sm_profiler.processes import Detached, start_detached, wait_for
 from sm_profiler.threads import unblock_signals
 
@@ -97,6 +98,8 @@ def main() -> None:
 
 def carry_out(order: Mapping[str, Any]) -> None:
     """Convert what an order names."""
+    for raw in [order["trace"]] if "trace" in order else [first for first, _ in order["sessions"][:1]]:
+        hold(Path(raw).parent)
     (render_pyinstrument if order["kind"] == PYINSTRUMENT else convert_trace)(order)
 
 
