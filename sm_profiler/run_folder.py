@@ -416,7 +416,7 @@ def run(
 
 
 def _note_end(root: Path, ended: Ended, *, recorded: bool, out_of_memory: bool) -> str:
-    """Write how a run ended, if it recorded anything; return what the user is to know."""
+    """Write how a run ended, if it recorded anything; return what the user has to do next."""
     from sm_profiler.monitor.run_state import remove_state, write_state
 
     if not recorded:

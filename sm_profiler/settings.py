@@ -418,7 +418,7 @@ CONFIG_KEYS: tuple[Setting, ...] = (
 
 
 def misspelt(environment: Mapping[str, str] = os.environ) -> str:
-    """Return in one line which variables have almost the name of one of ours; "" if there are none."""
+    """Return in one line which variables have almost the name of a setting; "" if there are none."""
     known = {one.name.removeprefix(_OURS) for one in VARIABLES if one.name.startswith(_OURS)}
     unknown = [name.removeprefix(_OURS) for name in environment if name.startswith(_OURS)]
     unknown = [name for name in unknown if name not in known and not re.fullmatch(r"CONFIG_[0-9]+", name)]

@@ -133,7 +133,7 @@ def test_failed_starts_leave_no_folder(script, code, place):
     assert not list(place.glob("sm-profiler/*"))
 
 
-def test_a_run_without_steps_says_how_to_mark_them(place):
+def test_a_run_without_steps_shows_how_to_mark_them(place):
     (place / "script.py").write_text("import time\ntime.sleep(1)\n")
     done = command(["run", "script.py"], place, capture_output=True, text=True)
     *_, line, last = done.stderr.splitlines()
