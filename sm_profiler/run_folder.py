@@ -23,7 +23,7 @@ from sm_profiler import threads
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
 from sm_profiler.printable import printable, say
-from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
+from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED, misspelt
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
@@ -44,6 +44,10 @@ FORWARDED = sorted(
 )  # fmt: skip
 GROUP_SECONDS = 0.05  # in which a signal reaches the other processes of a group, to each of which it may be sent
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+NO_STEP = (
+    "no training step was seen: those of PyTorch, Keras, TensorFlow and JAX are found; mark others with "
+    "'with get_hook().step():', after 'from sm_profiler.hook import get_hook'"
+)
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
@@ -367,10 +371,10 @@ def run(
     from sm_profiler.jobs.finding import last_written
     from sm_profiler.monitor.left_profile import mark_end
     from sm_profiler.monitor.place import settle, with_variables
-    from sm_profiler.monitor.run_state import remove_state, write_state
+    from sm_profiler.monitor.run_state import write_state
 
     profile = load_profile(config.text)
-    for problem in profile.warnings:
+    for problem in filter(None, (*profile.warnings, misspelt())):
         say(printable(problem))
     environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
@@ -401,17 +405,25 @@ def run(
         if ended.by_itself and not registration and root.is_dir():
             mark_end(root)
         recorded = bool(last_written(root)) or by_signal
-        if recorded:
-            write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
-            hint = f"next: sm-profiler report {quoted(shown(root))}"
-        else:
-            remove_state(root)
-            hint = f"nothing was recorded in {printable(shown(root))}"
+        hint = _note_end(root, ended, recorded=recorded, out_of_memory=oom_kills() != kills)
     except (OSError, ProfilerError) as error:  # the exit code stays the script's
         hint = f"the profile cannot be read: {printable(error)}"
     over(recorded)
+    if config.folder and recorded and ended.code == 0 and not has_data(root / "framework"):
+        say(NO_STEP)
     say(f"exit code {ended.code}; {hint}")
     return ended.code
+
+
+def _note_end(root: Path, ended: Ended, *, recorded: bool, out_of_memory: bool) -> str:
+    """Write how a run ended, if it recorded anything; return what the user has to do next."""
+    from sm_profiler.monitor.run_state import remove_state, write_state
+
+    if not recorded:
+        remove_state(root)
+        return f"nothing was recorded in {printable(shown(root))}"
+    write_state(root, ended.code, stopped=ended.stopped, out_of_memory=out_of_memory)
+    return f"next: sm-profiler report {quoted(shown(root))}"
 
 
 def has_data(folder: Path) -> bool:

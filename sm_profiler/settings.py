@@ -24,6 +24,8 @@ _OFF = _NONE | {"0"}
 _ON = frozenset({"on", "yes", "true", "1"})
 _MAX_DIGITS = 9
 _MAX_SHOWN = 60  # characters of a wrong value
+_OURS = "SM_PROFILER_"
+_RESEMBLANCE = 0.7  # of names; other packages may have variables of their own that begin like ours
 _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?"
 _LEAST_SIZE = 10 * 10**6  # bytes of one trace file: with less, the file that was closed last would be emptied
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -420,6 +422,20 @@ CONFIG_KEYS: tuple[Setting, ...] = (
             "three", _LOADING, "total_time", group=WINDOW),
     Setting("DefaultProfiling", SWITCH, "the collector's default window", _LOADING, False, group=WINDOW),
 )  # fmt: skip
+
+
+def misspelt(environment: Mapping[str, str] = os.environ) -> str:
+    """Return in one line which variables have almost the name of a setting; "" if there are none."""
+    known = {one.name.removeprefix(_OURS) for one in VARIABLES if one.name.startswith(_OURS)}
+    unknown = [name.removeprefix(_OURS) for name in environment if name.startswith(_OURS)]
+    unknown = [name for name in unknown if name not in known and not re.fullmatch(r"CONFIG_[0-9]+", name)]
+    if not unknown:
+        return ""
+    import difflib  # takes milliseconds
+
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=_RESEMBLANCE) for name in sorted(unknown)}
+    found = [f"{_OURS}{name} (did you mean {_OURS}{names[0]}?)" for name, names in near.items() if names]
+    return f"ignored, since it is no setting: {', '.join(found)}" if found else ""
 
 
 def run_id(environment: Mapping[str, str] = os.environ) -> str:

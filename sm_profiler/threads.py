@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 import weakref
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
@@ -112,6 +114,24 @@ def hide() -> None:
     """
     if get_ident() in _own:
         _listed.pop(get_ident(), None)
+        _repair()
+
+
+def _repair() -> None:
+    """Put `threading` back if one of our threads has imported it anew, since the script had removed it.
+
+    Until Python 3.12, the thread that imports it is its main thread, for whose end the process would wait as it exits.
+    """
+    again = sys.modules.get("threading")
+    if again is threading or type(again) is not ModuleType:
+        return
+    main = vars(again).get("_main_thread")
+    if getattr(main, "_ident", None) in _own:
+        sys.modules["threading"] = threading
+        lock = getattr(main, "_tstate_lock", None)
+        if lock is not None and lock.locked():
+            vars(again)["_shutdown_locks"].discard(lock)
+            lock.release()  # the process may wait for it already
 
 
 def is_main() -> bool:

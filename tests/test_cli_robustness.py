@@ -133,6 +133,22 @@ def test_failed_starts_leave_no_folder(script, code, place):
     assert not list(place.glob("sm-profiler/*"))
 
 
+def test_a_run_without_steps_shows_how_to_mark_them(place):
+    (place / "script.py").write_text("import time\ntime.sleep(1)\n")
+    done = command(["run", "script.py"], place, capture_output=True, text=True)
+    *_, line, last = done.stderr.splitlines()
+    assert line.startswith("sm-profiler: no training step was seen: ")
+    assert "with get_hook().step():" in line
+    assert "; next: sm-profiler report " in last
+    (place / "script.py").write_text(
+        "from sm_profiler.hook import get_hook\nfor _ in range(30):\n    with get_hook().step():\n        sum(range(1000))\n"
+    )
+    done = command(["run", "--out", "marked", "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "no training step" not in done.stderr
+    assert list((place / "marked").rglob("*_pythontimeline.json"))
+
+
 @pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("number", "options", "name"),

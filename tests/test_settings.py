@@ -15,6 +15,7 @@ from sm_profiler import settings
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import CONFIG_KEYS, VARIABLES, Setting
+from tests.support.hook import environment
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sm_profiler"
@@ -220,3 +221,37 @@ def test_the_schema_is_cheap_to_import():
     program = "import sys, sm_profiler.settings; print([name for name in ('attrs', 'logging', 'json', 'pathlib') if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["SM_PROFILER_CONIFG"], "SM_PROFILER_CONIFG (did you mean SM_PROFILER_CONFIG?)"),
+        (["SM_PROFILER_LOCALMAX", "PATH", "SM_PROFILER_HANG_SECOND"], "SM_PROFILER_HANG_SECOND (did you mean SM_PROFILER_HANG_SECONDS?), SM_PROFILER_LOCALMAX (did you mean SM_PROFILER_LOCAL_MAX?)"),
+        (["SM_PROFILER_CONFIG_0", "SM_PROFILER_CONFIG_17", *OURS], ""),
+        (["SM_PROFILER_OF_ANOTHER_PACKAGE", "SM_PROFILER_", "sm_profiler_config"], ""),
+    ],
+)  # fmt: skip
+def test_misspelt_variables_are_found_with_the_name_that_was_meant(names, text):
+    found = settings.misspelt(dict.fromkeys(names, "1"))
+    assert found == (f"ignored, since it is no setting: {text}" if text else "")
+
+
+def test_a_run_names_a_misspelt_variable_once(tmp_path):
+    (tmp_path / "train.py").write_text("from sm_profiler.hook import get_hook\nget_hook()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "sm_profiler", "run", "--no-monitor", "train.py"],
+        cwd=tmp_path, env=environment(SM_PROFILER_CONIFG="{}"), capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr.count("SM_PROFILER_CONIFG (did you mean SM_PROFILER_CONFIG?)") == 1, done.stderr
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_the_hook_names_a_misspelt_variable(tmp_path, has_config):
+    config = {"SM_PROFILER_CONFIG": json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}})}
+    done = subprocess.run(
+        [sys.executable, "-c", "from sm_profiler.hook import get_hook\nget_hook()"],
+        env=environment(SM_PROFILER_AUTO="1", SM_PROFILER_ROOT=str(tmp_path), SM_PROFILER_SAMPLR="off", **(config if has_config else {})),
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr.count("SM_PROFILER_SAMPLR (did you mean SM_PROFILER_SAMPLER?)") == 1, done.stderr

@@ -37,6 +37,7 @@ from sm_profiler.limits import oom_kills
 
 MAX_LEFT_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
 _MAX_RECORD = 1_000_000  # bytes
+_DROPPED = "dropped"  # of a record: number of lost events
 _MAX_US = 1e17  # the year 5138
 _PARTS = 4  # of the name of an open file: source and kind, process, number, time
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
@@ -53,8 +54,9 @@ def recover_traces(
 ) -> int:
     """Finish the files that processes left behind, and return their number; files of living processes stay.
 
-    The trace file of a killed process ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
-    do this at once: one of them finishes a file.
+    The trace file of a killed process ends at its last flush, possibly in the middle of an event: whole events are
+    kept, and the other is counted in the record of the process.  Several processes may do this at once: one of them
+    finishes a file.
 
     Args:
         root: the `profiler-output` folder.
@@ -290,13 +292,14 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
     """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
     if os.fstat(fd).st_size > MAX_LEFT_BYTES:
         raise ValueError(path)
-    base_us, end_us, whole = 0.0, 0.0, []
+    base_us, end_us, whole, cut = 0.0, 0.0, [], 0
     process: dict[str, Any] = {}
     for line in path.read_bytes().split(b",\n"):
         text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
         try:
             event = json.loads(text)
         except (ValueError, RecursionError):
+            cut += bool(text)
             continue
         whole.append(text)
         if not isinstance(event, dict):
@@ -311,6 +314,8 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
         path.unlink()
         raise ValueError(path)
     if stopped is not None and process and END not in process:
+        known = process.get(_DROPPED)
+        process = {**process, _DROPPED: cut + (known if isinstance(known, int) else 0)}
         at = {END_PLACE: place} if place else {}
         whole.append(_end_record({**process, **at}, end_us or base_us, stopped=stopped, kills=kills))
     # In place, so that the lock holds until the file has its name; only a cut-off event at the end makes a difference.

@@ -29,6 +29,7 @@ from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, det
 from sm_profiler.formats.recorded import Profiling
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.guard import run_bounded
+from sm_profiler.monitor.scratch import hold
 from sm_profiler.processes import Detached, start_detached, wait_for
 from sm_profiler.threads import unblock_signals
 
@@ -103,6 +104,8 @@ def main() -> None:
 
 def carry_out(order: Mapping[str, Any]) -> None:
     """Convert what an order names."""
+    for raw in [order["trace"]] if "trace" in order else [first for first, _ in order["sessions"][:1]]:
+        hold(Path(raw).parent)
     (render_pyinstrument if order["kind"] == PYINSTRUMENT else convert_trace)(order)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import tempfile
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from sm_profiler.hook import convert
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
+from sm_profiler.monitor.scratch import new_folder
 from sm_profiler.threads import with_blocked_signals
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class DetailedWindow(Collector):
 
     def _start(self) -> None:
         """Start the profiler; if an exception interrupts that, `failed` stops it."""
-        self._folder = _new_folder()
+        self._folder = new_folder()
         self._thread, self._is_asked = get_ident(), False
         self._over.clear()
         self._started = True
@@ -311,7 +311,3 @@ def _insist(action: Callable[[], None]) -> None:
 def _keep(session: Any) -> None:
     """Keep a framework's session from being freed, which would stop it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
-
-
-def _new_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="sm-profiler-"))

@@ -40,7 +40,7 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED
+from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED, misspelt
 from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 
 logger = logger_for("sm_profiler")
@@ -107,6 +107,9 @@ class Hook:
             session.fail(error)
         try:
             yield
+        except BaseException:
+            tracker.failed = tracker.number
+            raise
         finally:
             try:
                 tracker.end_step(time.perf_counter_ns())
@@ -396,7 +399,7 @@ def _start() -> Session | None:
         _report_missing_configuration()
         return None
     profile = load_profile(source.text)
-    problems = [*profile.warnings, *filter(None, (one.problem() for one in _OF_EACH_RANK))]
+    problems = [*profile.warnings, *filter(None, (misspelt(), *(one.problem() for one in _OF_EACH_RANK)))]
     if problems and _reports():
         for problem in problems:
             logger.warning("sm-profiler: %s", problem)
@@ -461,6 +464,8 @@ def _report_missing_configuration() -> None:
             "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
             "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"
         )
+        if problem := misspelt():
+            logger.warning("sm-profiler: %s", problem)
 
 
 def _wait(source: settings.ConfigText) -> None:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from importlib import import_module
 from inspect import CO_VARARGS
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
@@ -35,6 +36,9 @@ _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARAR
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
 _DELIVERY_SECONDS = 0.001
 _delivered: deque[BaseException] = deque(maxlen=8)  # set again by `deliver`
+# Without signal's functions around them, which make an Enum's member of each of 64 numbers.
+_SIGNALS = tuple(map(int, signal.valid_signals()))
+_getsignal: Callable[[int], Any] = vars(import_module("_signal"))["getsignal"]
 _handlers: set[CodeType] = set()  # code of all signal handlers that were found so far
 
 
@@ -76,7 +80,8 @@ def is_foreign(error: BaseException) -> bool:
 
 def find_handlers() -> None:
     """Remember the signal handlers: one that raises may be registered no more, and may have lost its arguments."""
-    _handlers.update(filter(None, map(_code_of, map(signal.getsignal, signal.valid_signals()))))
+    found = [handler for handler in map(_getsignal, _SIGNALS) if type(handler) is not int]  # a default action is
+    _handlers.update(filter(None, map(_code_of, found)))
 
 
 def _code_of(value: Any) -> CodeType | None:

@@ -18,7 +18,6 @@ import operator
 import shutil
 import struct
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -40,6 +39,7 @@ from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.recorder import DISK_SECONDS
+from sm_profiler.monitor.scratch import new_folder
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
@@ -567,7 +567,7 @@ class PythonCollector(Collector):
             place = stats_path(session.adapter.framework, profiler.name, session.source, window, name)
             path = session.root / place
             if name == RAW_SESSION:
-                self._folder = self._folder or Path(tempfile.mkdtemp(prefix="sm-profiler-"))
+                self._folder = self._folder or new_folder()
                 raw = self._folder / f"{next(self._number)}"
                 raw.write_bytes(content)
                 self._raw.append((str(raw), str(path.with_suffix(""))))

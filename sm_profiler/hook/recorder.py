@@ -233,7 +233,7 @@ class Recorder:
             self._write(self.writer.write, events)
             self._write(self._write_records, records)
             self._in_flight = 0
-            if not self._stop.is_set():
+            if (self.records or self.events) and not self._stop.is_set():
                 time.sleep(0.0002)  # lets the training thread have the interpreter
 
     def _write(self, write: Callable[[list[Any]], None], what: list[Any]) -> None:
@@ -281,7 +281,8 @@ class Recorder:
 def resident_bytes() -> int:
     """Return this process's resident memory; 0 if the kernel's files cannot be read, as in a sandbox without /proc."""
     try:
-        return int(STATM.read_text().split()[1]) * PAGE
+        with open(STATM, "rb", buffering=0) as pages:  # a fifth of the time of Path.read_text
+            return int(pages.read(256).split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0
 

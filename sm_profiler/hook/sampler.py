@@ -25,6 +25,7 @@ from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.recorder import MAX_STRETCH
 from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import StepTracker
@@ -35,7 +36,7 @@ SAMPLER = "sampler"
 
 DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
-MAX_DELAY = 1.0
+MAX_DELAY = 1.0  # of the time for which the training has a core
 SHARE = 0.0015  # of the time, without the training's waits for a core: CPU time of the sampler's thread
 # A sample costs several times as much on a slow or busy machine, where a short job would be judged by a handful.
 EARLY, EARLY_SECONDS = 4, 20.0  # times its share, in the first seconds of steps
@@ -129,6 +130,7 @@ class Sampler(Collector):
         self._seen_ns = 0  # time of the last sample
         self._was_training = True
         self._saved = SAVED
+        self._stretch = 1.0  # seconds for a second of the training, which has a core for a part of the time only
         self._last_waited = self._waited_ns()
 
     # life cycle
@@ -194,7 +196,7 @@ class Sampler(Collector):
     def delay(self, now_ns: int) -> float:
         """Return the seconds until the next sample: fewer in a long step, more if sampling is expensive here."""
         if self._saved < 0:
-            return min(DELAY - self._saved / self._share(now_ns), MAX_DELAY)
+            return min(DELAY - self._saved / self._share(now_ns), MAX_DELAY) * self._stretch
         number, start_ns = self._seen
         if number < 0:
             return min(max(DELAY, (now_ns - self._began_ns) / 1e9 / START_SLOWS), MAX_DELAY)
@@ -226,7 +228,9 @@ class Sampler(Collector):
         self.helpers_ns += delay
         waiting = (waited - self._last_waited + delay) / 1e9
         self._last_waited = waited
-        self._saved = min(self._saved + self._share(now_ns) * max(seconds - waiting, 0.0), SAVED)
+        ran = max(seconds - waiting, 0.0)
+        self._saved = min(self._saved + self._share(now_ns) * ran, SAVED)
+        self._stretch = min(max(seconds, 1e-9) / max(ran, 1e-9), MAX_STRETCH)
         if places:
             self._tally.hold((phase, long, leaf, places), seconds, waiting)
 

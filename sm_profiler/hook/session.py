@@ -569,8 +569,8 @@ class Session(StepObserver):
             self.exiting = True
             if exits:
                 with self.guarded("end of the process"):
-                    steps = self.tracker.train_number + 1
-                    self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
+                    steps = self.tracker.completed
+                    self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: steps}
             with self.guarded("closing"):  # nothing may be printed after the script's own output
                 self.close()
                 if self._retired is not None:
@@ -581,10 +581,10 @@ class Session(StepObserver):
         """Write what is queued: the process leaves without exit functions, perhaps because a thread hangs."""
         if not self.is_recording or os.getpid() != self._pid:
             return
+        steps = self.tracker.completed
         if self.training_thread() == threading.get_ident():
             self.tracker.end_step()
-        steps = self.tracker.train_number + 1
-        self._ended = {**how_it_leaves(code), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
+        self._ended = {**how_it_leaves(code), END_US: self.timebase.now_us(), END_STEP: steps}
         self.recorder.complete_file(LEAVE_SECONDS)
 
     def fail(self, error: BaseException) -> None:

@@ -100,6 +100,7 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
+        failed: number of the latest step that its owner marked and in which it raised.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
         rests_us: what these cost.
@@ -126,6 +127,19 @@ class StepTracker:
             return self.number + self.rest.counted
         return self.number if self.mode is ModeKeys.TRAIN else self.counts[ModeKeys.TRAIN] - 1
 
+    @property
+    def completed(self) -> int:
+        """Number of training steps so far, without the latest if it has not come as far as those before it."""
+        count = self.train_number + 1
+        if self.mode is not _TRAIN or self.rest is not None or count < 1:
+            return max(count, 0)
+        if self.manual or not self.is_open:
+            return count - (self.failed == self.number)
+        updates = self.has_optimizer or not self.watches_updates
+        began_only = updates and not (self._saw_backward or self._saw_optimizer)
+        lacks_update = self._regular >= REGULAR and not self._updates
+        return count - bool(self.forward_key or self.in_backward or self.optimizer or began_only or lacks_update)
+
     def reset(self, append: Callable[[Span], None]) -> None:
         """Start over, in a forked child."""
         if self.rest is not None:
@@ -146,6 +160,7 @@ class StepTracker:
         self.counts = dict.fromkeys(ModeKeys, 0)
         self.mode = ModeKeys.TRAIN
         self.number = -1
+        self.failed = NEVER
         self.is_open = False
         self.batches = 1
         self.streams: list[Stream] = []

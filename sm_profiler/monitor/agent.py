@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import (
@@ -49,6 +50,7 @@ from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
+from sm_profiler.monitor.scratch import remove_left
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
@@ -570,6 +572,7 @@ def main(arguments: list[str]) -> None:
     agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
+    threads.start(remove_left, name="sm-profiler-left")
     agent.run()
     agent.exits.close()
     for end in board.ends if board is not None else ():

@@ -513,7 +513,8 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
                 f"phases were sampled at one of {entry['phases_every']} steps to stay within the overhead budget"
             ] += 1
         if entry.get("dropped"):
-            lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
+            lost = f"{plural(entry['dropped'], 'event')} could not be recorded"
+            lines[f"{lost}: the disk was too slow or failed, or the process was killed as it wrote"] += 1
         if entry.get("left_out"):
             lines[f"{entry['left_out']:,} events of the script were left out: their arguments cannot be recorded"] += 1
         if entry.get("events_cut"):

@@ -10,7 +10,16 @@ from sm_profiler.errors import SourceError
 from sm_profiler.settings import KMS_KEY, REQUESTER_PAYS
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, LocalStorage, MissingFileError, Storage, read_all
 
-__all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all", "s3_uri"]
+__all__ = [
+    "AccessDeniedError",
+    "FileInfo",
+    "LocalStorage",
+    "MissingFileError",
+    "Storage",
+    "open_storage",
+    "read_all",
+    "s3_uri",
+]
 
 
 _S3_TYPO = r"(?i:s3[an]?):/*(?=[^/])"

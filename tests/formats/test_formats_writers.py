@@ -301,6 +301,19 @@ def test_a_forked_child_leaves_the_open_file_alone(tmp_path):
     assert recover_traces(tmp_path) == 0  # this process lives
 
 
+@pytest.mark.parametrize(("cut", "dropped"), [(0, 2), (1, 3), (40, 3)])
+def test_an_event_that_is_cut_off_is_counted(tmp_path, monkeypatch, cut, dropped):
+    monkeypatch.setattr(trace_recovery, "_alive", lambda _pid: False)
+    writer = TraceWriter(tmp_path, "0-algo-1", metadata=lambda: {"rank": 0, "pid": 27, "dropped": 2})
+    writer.write([TraceEvent("Forward", "a", START_US + at, 5, '{"pid": 27, "step_num": "3"}') for at in range(3)])
+    os.truncate(writer._path, writer._path.stat().st_size - cut)
+    writer.abandon()
+    assert recover_traces(tmp_path, stopped=False) == 1
+    source = open_source(tmp_path, cache=False)
+    assert len(source.events()) == 3 - bool(cut)
+    assert [one["args"]["dropped"] for one in source.metadata()] == [2, dropped]
+
+
 def test_a_file_that_a_process_of_another_container_writes_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_recovery, "_alive", lambda _pid: False)  # as it looks from there
     writer = TraceWriter(tmp_path, "0-algo-1")

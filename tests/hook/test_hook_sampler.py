@@ -20,6 +20,7 @@ from sm_profiler.hook import frames
 from sm_profiler.hook.frames import outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
+from sm_profiler.hook.recorder import MAX_STRETCH
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, EARLY, EARLY_SECONDS, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import (
     FIRST_STEPS,
@@ -340,6 +341,19 @@ def test_samples_are_denser_in_a_long_step_until_the_budget_is_spent():
     assert machine.sampler.delay(machine.now) == pytest.approx(DELAY + 0.001 / SHARE)
     machine.sampler._saved = -1
     assert machine.sampler.delay(machine.now) == MAX_DELAY
+
+
+@pytest.mark.parametrize(("waits", "stretch"), [(0, 1), (50, 2), (99, MAX_STRETCH), (100, MAX_STRETCH)])
+def test_a_training_without_a_core_is_sampled_less_often_for_the_same_share_of_its_time(waits, stretch):
+    machine = Machine()
+    train(machine, 20)
+    machine.waited += waits * 1_000_000
+    machine.sample(20, 100)
+    assert machine.sampler.delay(machine.now) == DELAY
+    machine.sampler._saved = -0.001
+    assert machine.sampler.delay(machine.now) == pytest.approx((DELAY + 0.001 / (EARLY * SHARE)) * stretch)
+    machine.sampler._saved = -1
+    assert machine.sampler.delay(machine.now) == pytest.approx(MAX_DELAY * stretch)
 
 
 def test_before_the_first_step_samples_become_rarer():

@@ -223,7 +223,7 @@ def test_a_forked_child_starts_over(session):
         life, has_its_own = json.load(file)
     assert life == ["forked", "step 0 TRAIN", "start", "forward ends", "step ends"]
     assert has_its_own
-    assert collector.life == []
+    assert set(collector.life) <= {"beat"}  # on a busy machine
 
 
 def test_a_helper_process_has_no_steps(session):
@@ -477,3 +477,13 @@ def test_a_mode_of_another_kind_is_reported_once(session, caplog):
 def test_an_error_whose_text_raises_switches_off_its_collector_only(session):
     session.guard.failed("mine", Unspeakable())
     assert session.guard.failures == {"mine": "Unspeakable: "}
+
+
+def test_a_marked_step_that_raises_is_not_completed(session):
+    hook = entry.Hook(session)
+    with hook.step():
+        pass
+    assert session.tracker.completed == 1
+    with pytest.raises(ValueError, match="loss"), hook.step():
+        raise ValueError("loss")
+    assert session.tracker.completed == 1

@@ -232,3 +232,31 @@ def test_a_step_before_an_owners_loop_counts():
     loop.tracker.begin_step(loop.tick(), gradients=True)
     assert loop.tracker.number == 1
     assert len(loop.steps()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "steps"),
+    [
+        ("a forward failed in the first step", "nf", 0),
+        ("in a later one", "nfbo nfbo nf", 2),
+        ("without a loader", "fbo fbo f", 2),
+        ("the batch was missing", "nfbo nfbo n", 2),
+        ("after the optimizer's step", "nfbo nfbo", 2),
+        ("an evaluation failed", "nfbo nfbo ne", 2),
+        ("between backward and optimizer", "nfbo" * 20 + "nfb", 20),
+        ("accumulation: a backward is a micro-batch", "nfb nfb nfbo nfb", 4),
+        ("accumulation: a forward failed", "nfb nfb nfbo nf", 3),
+    ],
+)
+def test_steps_that_were_completed_when_the_training_failed(name, actions, steps):
+    assert Loop().run(actions).tracker.completed == steps, name
+
+
+def test_without_optimizer_and_backward_each_forward_is_a_step():
+    assert Loop(has_optimizer=False).run("n f n f n f").tracker.completed == 3
+
+
+def test_a_step_in_whose_optimizer_the_training_failed_is_not_completed():
+    loop = Loop().run("nfbo nfb")
+    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick())
+    assert loop.tracker.completed == 1

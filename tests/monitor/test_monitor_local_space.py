@@ -39,7 +39,8 @@ def sizes(root):
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("20GB", 20 * 10**9), ("10.5 M", 10_500_000), ("50000000", 50_000_000), ("2tb", 2 * 10**12), ("off", 0)]
+    ("text", "limit"),
+    [("20GB", 20 * 10**9), ("10.5 M", 10_500_000), ("50000000", 50_000_000), ("2tb", 2 * 10**12), ("off", 0)],
 )
 def test_the_limit_is_a_size(tmp_path, text, limit):
     assert limit_of(tmp_path, {"SM_PROFILER_LOCAL_MAX": text}) == limit

@@ -318,7 +318,9 @@ def test_the_hook_names_the_missing_variable(tmp_path):
 def test_why_the_hook_is_off_is_one_line_a_node(tmp_path):
     """A launcher that imports torch, and its ranks; ranks that srun or mpirun starts."""
     started = "import os, subprocess, sys; from sm_profiler.hook.entry import install; install()\n"
-    ranks = "for rank in '01': subprocess.run([sys.executable, '-c', sys.argv[1]], env={**os.environ, 'LOCAL_RANK': rank})"
+    ranks = (
+        "for rank in '01': subprocess.run([sys.executable, '-c', sys.argv[1]], env={**os.environ, 'LOCAL_RANK': rank})"
+    )
     config = json.dumps({"ProfilingParameters": {"LocalPath": "$NOPE/x"}})
     environment = {**os.environ, "SM_PROFILER_AUTO": "0", "SM_PROFILER_CONFIG": config}
 

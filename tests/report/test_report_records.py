@@ -126,7 +126,7 @@ def test_processes_are_counted_once_however_many_files_they_write():
     other = {**one, "rank": 1, "pid": 8, "dropped": 1200, "phases_elsewhere": 3}
     found = data_quality((), ({**one, "phases_every": 1}, one, one, other)).collectors
     assert found == (
-        "1,200 events were not recorded: the disk was too slow, or failed",
+        "1,200 events could not be recorded: the disk was too slow or failed, or the process was killed as it wrote",
         "3 phases ran on other threads than the training's: they are in timelines, and no part of the loop",
         "clocks agree within 0.04 ms (2 processes)",
         "phases were sampled at one of 2 steps to stay within the overhead budget (2 processes)",

@@ -15,6 +15,8 @@ from bisect import bisect_left
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import attempt
 from sm_profiler.hook.rest import ENDLESS
@@ -152,7 +154,7 @@ class Stopwatch:
 
     def rows(self) -> list[tuple[float, int, int]]:
         """Return the rows since the last call: kind, start and end (`perf_counter_ns`)."""
-        rows: list[tuple[float, float, float]] = []
+        parts = []
         for _ in range(2 * ROWS // BLOCK):
             seen = self._seen
             table = self._read((seen + 1) % ROWS // BLOCK)[(seen + 1) % BLOCK :]
@@ -160,11 +162,13 @@ class Stopwatch:
                 self._seen = self._newest() - ROWS
                 continue
             found, self._seen = _rows_after(seen, table)
-            rows += found
+            parts.append(found)
             if self._seen < seen + len(table):
                 break
-        offset = Timebase().offset_ns if rows else 0
-        return [(kind, int(start * 1e9) - offset, int(end * 1e9) - offset) for kind, start, end in rows]
+        kinds, *times = np.concatenate(parts or [np.empty((0, 3))]).T
+        offset = Timebase().offset_ns if len(kinds) else 0
+        starts, ends = ((each * 1e9).astype(np.int64) - offset for each in times)
+        return list(zip(kinds.tolist(), starts.tolist(), ends.tolist(), strict=True))
 
     def _read(self, block: int) -> Any:
         """Return a block of the table and the one after it."""
@@ -303,16 +307,17 @@ class Stopwatch:
         self._table.add(row, after)
 
 
-def _rows_after(seen: int, table: Any) -> tuple[list[tuple[float, float, float]], int]:
-    """Return the complete rows of a part of the table that follows row `seen`, without those of no batch, and the last."""
-    rows: list[tuple[float, float, float]] = []
+def _rows_after(seen: int, table: Any) -> tuple[Any, int]:
+    """Return kind, start and end of the complete rows of a part of the table that follows row `seen`, and the last row's number.
+
+    Those of no batch are left out. There are no Python objects for each row: there may be thousands a second.
+    """
     newest = int(table[:, 0].max())
-    for number, start, end, marked in table[: max(newest - seen, 0)].tolist():
-        kind = marked - number
-        if number != seen + 1 or not 0 <= kind < 1:
-            if newest - seen <= PATIENCE:  # it may be written yet
-                break
-        elif kind != NOTHING:
-            rows.append((kind, start, end))
-        seen += 1
-    return rows, seen
+    table = table[: max(newest - seen, 0)]
+    numbers, kinds = table[:, 0], table[:, 3] - table[:, 0]
+    whole = (numbers == np.arange(seen + 1, seen + 1 + len(table))) & (kinds >= 0) & (kinds < 1)
+    missing = np.flatnonzero(~whole)
+    unwritten = missing[missing >= newest - seen - PATIENCE]  # it may be written yet
+    end = int(unwritten[0]) if len(unwritten) else len(table)
+    found = np.column_stack((kinds, table[:, 1], table[:, 2]))[:end]
+    return found[(whole & (kinds != NOTHING))[:end]], seen + end
