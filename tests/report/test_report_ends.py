@@ -9,6 +9,7 @@ from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.destination import message_of
 from sm_profiler.metrics.ends import EndFacts, RankEnd, StoredEnd, end_of, unrecorded_ranks
+from sm_profiler.render.flame import part_of
 from sm_profiler.render.page import render_html
 from sm_profiler.report import build_report, terminal_summary
 from sm_profiler.report.report_json import to_json
@@ -16,7 +17,7 @@ from sm_profiler.report.write import render_notebook
 from sm_profiler.source import open_source
 from sm_profiler.source.open_files import closes_in
 from tests.support.jobs import make_job
-from tests.support.reports import START_S, metrics_of, report_from, training
+from tests.support.reports import START_S, metrics_of, report_from, sampled, training
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
 
@@ -238,6 +239,13 @@ def test_without_training_steps_there_is_no_verdict_on_the_loop():
 
 
 SAMPLES = [(1 + tick / 2, 10.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(20)]
+
+
+def test_a_job_without_a_step_has_the_line_that_its_samples_show():
+    row = sampled(("start", False, 8.0, 30))
+    main = report_from([row], SAMPLES, facts=of_run("stopped", 143)).verdict.main
+    assert (main.kind, main.where[0].line) == (Class.INCONCLUSIVE, 30)
+    assert part_of(main, main.where[0]) == "100 % of the time before the first step"
 
 
 def test_a_run_without_training_steps():
