@@ -443,7 +443,7 @@ def _reports() -> bool:
 
 
 def _first_of_node() -> bool:
-    """Return whether no process of this node, as far as it knows, has reported why the hook is off: not each rank does."""
+    """Return whether no process of this node is known to have reported why the hook is off: not each rank does."""
     if settings.local_rank_from() not in {None, 0} or parent_process() is not None or REPORTED.text(os.environ) == _OFF:
         return False
     os.environ[REPORTED.name] = _OFF  # for the ranks that a launcher starts

@@ -159,7 +159,7 @@ def look(kinds: set[type]) -> tuple[list[type], list[Any]]:
     """
     types: list[type] = []
     twice = chain.from_iterable(map(repeat, starmap(gc.get_objects, [()]), [2]))
-    nothing = filter(None, map(types.extend, map(partial(map, type), islice(twice, 1))))
+    nothing: Iterator[Any] = filter(None, map(types.extend, map(partial(map, type), islice(twice, 1))))
     wanted = chain.from_iterable(map(compress, twice, [map(kinds.__contains__, types)]))
     return types, uncollected(partial(list, chain(nothing, wanted)))
 
@@ -171,7 +171,7 @@ def referrers(*held: object) -> list[Any]:
     return uncollected(partial(list, chain.from_iterable(map(compress, twice, flags))))
 
 
-SLICE = 10_000  # elements that are looked at in one go
+SLICE = 10_000  # elements that are inspected in one go
 PAUSE = 0.001  # seconds, in which another thread gets the interpreter
 
 
@@ -493,7 +493,7 @@ def census(before: dict[int, int], hold: Hold = nullcontext) -> tuple[Census, An
     with hold():
         all_types, found = look({list, dict, *kinds})
     size, in_graphs, long = 0, 0, list[Any]()
-    while found:  # from its end, so that nothing is held for longer than it is looked at
+    while found:  # from its end, so that nothing is held for longer than it is inspected
         part = found[-SLICE:]
         del found[-SLICE:]
         tensors = [one for one in part if type(one) in kinds]

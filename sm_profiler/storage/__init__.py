@@ -27,7 +27,7 @@ _S3_ADDRESS = r"https?://(?:([a-z0-9.-]+)\.)?s3[.-](?:[a-z0-9-]+\.)*amazonaws\.c
 
 
 def s3_uri(text: str) -> str:
-    """Return the s3:// URI that a misspelt one, or the address of an object or prefix, stands for; "" for other texts."""
+    """Return the s3:// URI that a misspelt one, or the address of an object or prefix, means; "" for other texts."""
     if address := re.match(_S3_ADDRESS, text):
         return f"s3://{'/'.join(filter(None, address.groups()))}"
     typo = re.match(_S3_TYPO, text)

@@ -327,14 +327,14 @@ def test_a_high_profiling_cost_is_an_alarm():
     assert 'class="alarm"' not in calm
 
 
-def test_the_cost_of_a_few_steps_is_said_not_to_be_that_of_a_longer_run():
+def test_the_cost_of_a_few_steps_is_shown_not_to_be_that_of_a_longer_run():
     """It was stated as if it were; later it was unknown, although it had been measured."""
     rows = training(30)
     own = (event_names.OVERHEAD, "overhead", 1.0, 0.6, NODE, -1, {"steps": 30})
     report = report_from([*rows, own])
-    assert "too short to tell the share in a longer one" in report.profiling_alarm
+    assert "too short to show the share in a longer one" in report.profiling_alarm
     assert report.profiling_cost == (
-        "196 % of the training loop, measured by the hook itself; the run is too short to tell the share in a longer one"
+        "196 % of the training loop, measured by the hook itself; the run is too short to show the share in a longer one"
     )
     assert "a run that is too short" in render_html(report)
     assert "too short" not in report_from(rows).profiling_cost
