@@ -491,7 +491,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
         GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
     )
     session.add(Threads(session.append))
-    session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
+    session.add(Objects(session.append, hold=lambda: session.work.holding("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
     leaving = Leaving(partial(_leave, session, os.getpid()), session.guard.failed)

@@ -2,10 +2,10 @@
 
 When memory has grown, objects are counted by type, and the container that grew most is located.
 
-A count walks over all objects that the garbage collector tracks, within single calls of C code, so that hardly any
-reference to them outlives it.  It takes 80 ms in a process that has imported torch and 220 ms for a million objects,
-during which Python code waits; so it happens only when memory grows, a few times in all, and not in processes with very
-many objects, and it is recorded as the hook's own work.
+A count walks once over all objects that the garbage collector tracks, within a single call of C code, so that hardly any
+reference to them outlives it; the search for what holds a container walks over them a few times more.  During such a call
+Python code waits, so it is recorded as the hook's own work.  All else happens in slices of a millisecond.  A count begins only
+when memory has grown, and when counts with this one have taken a hundredth of the time so far.
 
 The holder of a container is found with the garbage collector's lists, without looking at local variables: Python before
 3.13 would keep copies of them.  Functions that run now and add to a container by a name of their own are candidates then.
@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, compress, islice, repeat, starmap
 from operator import attrgetter, is_not
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep, thread_time
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -143,36 +143,43 @@ def full_is_due() -> bool:
     return gc.get_count()[FULL] > gc.get_threshold()[FULL]
 
 
+Hold = Callable[[], AbstractContextManager[None]]  # surrounds a call that holds the interpreter
+
 # Objects that the garbage collector tracks.  A list of them holds tuples that another thread is building, and CPython raises
 # SystemError when a tuple is resized that something else refers to.  So the list must not outlive a single call of C code,
 # in which no other thread runs, nor may a collection begin within that call, since it runs callbacks in Python.
 
 
-def count_by_type() -> Counter[type]:
-    """Return how many objects there are of each type."""
-    return Counter(uncollected(partial(list, map(type, chain.from_iterable(starmap(gc.get_objects, [()]))))))
+def look(kinds: set[type]) -> tuple[list[type], list[Any]]:
+    """Return the types of all objects, and the objects of exactly the given types, of which tuple must be none.
 
-
-def of_types(kinds: set[type]) -> list[Any]:
-    """Return all objects of exactly these types, of which tuple must be none."""
-    return _selected(gc.get_objects, kinds.__contains__)
-
-
-def referrers(held: object) -> list[Any]:
-    """Return what refers to an object, except for tuples."""
-    return _selected(partial(gc.get_referrers, held), partial(is_not, tuple))
-
-
-def _selected(found: Callable[[], list[Any]], wanted: Callable[[type], bool]) -> list[Any]:
-    """Return those objects of the list that `found` returns whose type is wanted.
-
-    Iterators of C code are put together, as Python code would have to hold the list: `twice` yields it two times, and the
-    two take turns in `compress(list, map(wanted, map(type, list)))`.  itertools.tee() will not do, since its blocks are
+    Iterators of C code are put together, as Python code would have to hold the list of all objects: `twice` yields it two
+    times, for the types and for `compress(list, map(wanted, types))`.  itertools.tee() will not do, since its blocks are
     also tracked: they would hold one another, and with that some of the list.
     """
-    twice = chain.from_iterable(map(repeat, starmap(found, [()]), [2]))
-    flags = map(partial(map, wanted), map(partial(map, type), twice))
+    types: list[type] = []
+    twice = chain.from_iterable(map(repeat, starmap(gc.get_objects, [()]), [2]))
+    nothing: Iterator[Any] = filter(None, map(types.extend, map(partial(map, type), islice(twice, 1))))
+    wanted = chain.from_iterable(map(compress, twice, [map(kinds.__contains__, types)]))
+    return types, uncollected(partial(list, chain(nothing, wanted)))
+
+
+def referrers(*held: object) -> list[Any]:
+    """Return what refers to any of some objects, except for tuples."""
+    twice = chain.from_iterable(map(repeat, starmap(gc.get_referrers, [held]), [2]))
+    flags = map(partial(map, partial(is_not, tuple)), map(partial(map, type), twice))
     return uncollected(partial(list, chain.from_iterable(map(compress, twice, flags))))
+
+
+SLICE = 10_000  # elements that are looked at in one go
+PAUSE = 0.001  # seconds, in which another thread gets the interpreter
+
+
+def slices(values: list[Any], size: int = SLICE) -> Iterator[list[Any]]:
+    """Yield parts of a list, and let other threads run in between."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+        sleep(PAUSE)
 
 
 # The holder of a container, and the lines that add to it.
@@ -203,18 +210,18 @@ class Holder:
     code: tuple[CodeType, ...] = ()
 
 
-def lines_adding_to(container: Any) -> tuple[str, list[tuple[str, int, str]]]:
+def lines_adding_to(container: Any, hold: Hold = nullcontext) -> tuple[str, list[tuple[str, int, str]]]:
     """Return what holds a container, and the user's lines that add to it: file, line, function; empty if unknown."""
-    holder = find_holder(container)
+    holder = find_holder(container, hold)
     found = list(dict.fromkeys(_adding_lines(holder, type(container))))[:MAX_LINES]
     return holder.text, found
 
 
-def find_holder(container: Any) -> Holder:
+def find_holder(container: Any, hold: Hold = nullcontext) -> Holder:
     """Return who holds a container, directly or inside others."""
     held: Any = container
     for _ in range(MAX_DEPTH):
-        found, outer = _named_by(held)
+        found, outer = _named_by(held, hold)
         if found is not None:
             return found
         if outer is None:
@@ -223,16 +230,19 @@ def find_holder(container: Any) -> Holder:
     return Holder("", "", (), tuple(_running_code()))
 
 
-def _named_by(held: Any) -> tuple[Holder | None, Any]:
+def _named_by(held: Any, hold: Hold) -> tuple[Holder | None, Any]:
     """Return the module or object that has a name for a container; else a container that holds it."""
     for name, module in sys.modules.copy().items():
         key = _key_of(held, getattr(module, "__dict__", None)) if isinstance(module, ModuleType) else None
         if key is not None:
             return Holder(key, f"{key} in {name}", _files(module)), None
     outer = None
-    for referrer in referrers(held)[:MAX_REFERRERS]:
+    with hold():
+        found = referrers(held)[:MAX_REFERRERS]
+    owners = _owners([referrer for referrer in found if type(referrer) is dict], hold)
+    for referrer in found:
         if type(referrer) in (list, dict):
-            owner = _owner(referrer) if type(referrer) is dict else None
+            owner = owners.get(id(referrer))
             if owner is not None and (key := _key_of(held, referrer)) is not None:
                 return _of_object(key, owner), None
             outer = referrer if outer is None else outer
@@ -243,10 +253,15 @@ def _named_by(held: Any) -> tuple[Holder | None, Any]:
     return None, outer
 
 
-def _owner(attributes: dict[Any, Any]) -> Any:
-    """Return the object whose attributes a dict holds."""
-    found = referrers(attributes)[:MAX_REFERRERS]
-    return next((owner for owner in found if _attributes(owner) is attributes), None)
+def _owners(attributes: list[dict[Any, Any]], hold: Hold) -> dict[int, Any]:
+    """Return the objects whose attributes some dicts hold, by id of the dict: one walk finds all of them."""
+    if not attributes:
+        return {}
+    sleep(PAUSE)
+    with hold():
+        found = referrers(*attributes)[: MAX_REFERRERS * len(attributes)]
+    wanted = set(map(id, attributes))
+    return {id(names): owner for owner in found if id(names := _attributes(owner)) in wanted}
 
 
 def _attributes(owner: Any) -> Any:
@@ -373,6 +388,8 @@ WARM_UP = 3  # beats until memory is compared
 GROWTH = 50_000_000  # bytes gained before a count
 GROWTH_SHARE = 0.1  # of the memory, likewise
 MAX_COUNTS = 3
+SHARE = 0.01  # of the time so far, which counts may take of the CPU
+BLOCK_SECONDS = 100e-9  # that a count is expected to take for each block of Python's allocator
 MAX_BLOCKS = 2_000_000  # blocks of Python's allocator; a process with more is not counted
 MAX_TYPES = 8  # reported
 LONG = 8  # elements from which a list is compared
@@ -401,10 +418,12 @@ class Objects(Collector):
         append: Callable[[Span], None],
         resident: Callable[[], int] = resident_bytes,
         clock: Callable[[], int] = perf_counter_ns,
-        work: Callable[[], AbstractContextManager[None]] = nullcontext,
+        hold: Hold = nullcontext,
+        cpu: Callable[[], float] = thread_time,
     ) -> None:
         self._append = append
-        self._work = work
+        self._hold = hold
+        self._cpu = cpu
         self._resident = resident
         self._clock = clock
         self.start()
@@ -412,6 +431,7 @@ class Objects(Collector):
     def start(self) -> None:
         """Begin to compare."""
         self._beats = self._counts = 0
+        self._began, self._spent, self._last = self._clock(), 0.0, 0.0
         self._level = 0
         self._first: Census | None = None
 
@@ -420,7 +440,7 @@ class Objects(Collector):
         self.start()
 
     def beat(self) -> None:
-        """Count if memory has grown enough since the last count."""
+        """Count if memory has grown enough since the last count, as soon as the time for it may be taken."""
         self._beats += 1
         if self._beats < WARM_UP or self._counts >= MAX_COUNTS:
             return
@@ -428,22 +448,28 @@ class Objects(Collector):
         if not self._level:
             self._level = resident
         elif resident - self._level >= max(GROWTH, GROWTH_SHARE * self._level):
+            blocks = sys.getallocatedblocks()
+            expected = max(self._last, min(blocks, MAX_BLOCKS) * BLOCK_SECONDS)
+            if self._spent + expected > SHARE * (self._clock() - self._began) / 1e9:
+                return
             self._level = resident
             self._counts += 1
-            if sys.getallocatedblocks() <= MAX_BLOCKS:
-                with self._work():
-                    self._compare()
+            if blocks <= MAX_BLOCKS:
+                before = self._cpu()
+                self._compare()
+                self._last = self._cpu() - before
+                self._spent += self._last
 
     def _compare(self) -> None:
         began = self._clock()
-        found, grown = census(self._first.lengths if self._first else {})
+        found, grown = census(self._first.lengths if self._first else {}, self._hold)
         first = self._first
         if first is None:
             self._first = found
             return
         text, lines, size, held = "", list[tuple[str, int, str]](), 0, 0
         if grown is not None:
-            holder, lines = lines_adding_to(grown)
+            holder, lines = lines_adding_to(grown, self._hold)
             before = first.lengths[id(grown)]
             size, held = sys.getsizeof(grown), held_by_newest(grown, len(grown) - before)
             text = _describe(grown, holder, before, held)
@@ -461,21 +487,30 @@ class Objects(Collector):
         self._append(growth.span("objects", began, self._clock()))
 
 
-def census(before: dict[int, int]) -> tuple[Census, Any]:
+def census(before: dict[int, int], hold: Hold = nullcontext) -> tuple[Census, Any]:
     """Count all objects, and find the list or dict that has gained most since `before`, None if none has grown."""
-    types = count_by_type()
-    kinds = {kind for kind in types if _full_name(kind) in TENSORS}
-    size = in_graphs = 0
-    if kinds:
+    kinds = {kind for name in TENSORS if (kind := _type_of(name)) is not None}
+    with hold():
+        all_types, found = look({list, dict, *kinds})
+    size, in_graphs, long = 0, 0, list[Any]()
+    while found:  # from its end, so that nothing is held for longer than it is looked at
+        part = found[-SLICE:]
+        del found[-SLICE:]
+        tensors = [one for one in part if type(one) in kinds]
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse tensors have no size
-            size = sum(map(attrgetter("nbytes"), of_types(kinds)))
+            size += sum(map(attrgetter("nbytes"), tensors))
         with contextlib.suppress(RuntimeError):  # torch.compile keeps tensors that are not defined
-            in_graphs = sum(types[kind] for kind in kinds) - sum(map(attrgetter("is_leaf"), of_types(kinds)))
-    containers = of_types({list, dict})
-    long = list(compress(containers, map(LONG.__le__, map(len, containers))))
-    del containers
-    lengths = {id(container): len(container) for container in long}
-    known = [container for container in long if lengths[id(container)] > before.get(id(container), sys.maxsize)]
+            in_graphs += len(tensors) - sum(map(attrgetter("is_leaf"), tensors))
+        long += [one for one in part if type(one) not in kinds and len(one) >= LONG]
+        del part, tensors
+        sleep(PAUSE)
+    types = Counter[type]()
+    for some in slices(all_types):
+        types.update(some)
+    lengths, known = dict[int, int](), list[Any]()
+    for some in slices(long):
+        lengths.update(zip(map(id, some), map(len, some), strict=True))
+        known += [container for container in some if lengths[id(container)] > before.get(id(container), sys.maxsize)]
     del long
     known.sort(key=lambda container: before[id(container)] - lengths[id(container)])
     grown = max(
@@ -484,6 +519,12 @@ def census(before: dict[int, int]) -> tuple[Census, Any]:
         default=None,
     )
     return Census(types, size, in_graphs, lengths), grown
+
+
+def _type_of(name: str) -> Any:
+    """Return a class of a module that has been imported; None if it has not."""
+    module, _, kind = name.rpartition(".")
+    return getattr(sys.modules.get(module), kind, None)
 
 
 def _weight(container: Any, gained: int) -> tuple[bool, int]:

@@ -90,6 +90,17 @@ class OwnWork:
                 without_core = self._waited() - waited + self._waited_elsewhere
                 self.stalled_ns += max(end - start - without_core, 0)
 
+    @contextmanager
+    def holding(self, what: str) -> Iterator[None]:
+        """Record a call on the recorder's thread that holds the interpreter, so that the training waits for it.
+
+        It adds nothing to `stalled_ns`: its CPU time is counted as that of its thread.
+        """
+        start = self._clock()
+        with self.unrecorded():
+            yield
+        self.record(what, start, self._clock(), STALL)
+
     def elsewhere(self, action: Callable[[], Result]) -> Result:
         """Run an action on another thread, for which a block of own work waits; that thread's waits for a core are no stall.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -31,10 +32,15 @@ class Transition:
         self.state = state
 
 
+def hours():
+    """Yield nanoseconds, an hour after the other."""
+    return itertools.count(0, 3600 * 10**9)
+
+
 def test_names_what_grows(monkeypatch):
     monkeypatch.setattr(memory, "MAX_BLOCKS", 1 << 60)  # other tests leave millions of objects in this process
     records, resident = [], [100_000_000]
-    collector = Objects(records.append, resident=lambda: resident[0])
+    collector = Objects(records.append, resident=lambda: resident[0], clock=hours().__next__)
     weight = torch.ones(250_000, requires_grad=True)
     history.extend(Sample() for _ in range(100))
     for _ in range(memory.WARM_UP):
@@ -78,8 +84,8 @@ def test_estimates_what_new_elements_hold(elements, least, most):
 
 def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     counts, resident = [], [100_000_000]
-    monkeypatch.setattr(memory, "census", lambda before: counts.append(before) or (memory.Census({}, 0, 0, {}), None))
-    collector = Objects(lambda _: None, resident=lambda: resident[0])
+    monkeypatch.setattr(memory, "census", lambda *_: counts.append(1) or (memory.Census({}, 0, 0, {}), None))
+    collector = Objects(lambda _: None, resident=lambda: resident[0], clock=hours().__next__)
     monkeypatch.setattr(sys, "getallocatedblocks", lambda: memory.MAX_BLOCKS + 1)
     for _ in range(5):
         collector.beat()
@@ -93,13 +99,59 @@ def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     assert len(counts) == memory.MAX_COUNTS
 
 
+def test_counts_take_a_hundredth_of_the_time_so_far(monkeypatch):
+    """Three counts of a second of CPU time each lasted 24 s on a busy machine, of a training of a minute."""
+    now, spent, counts, resident = [0], [0.0], [], [100_000_000]
+
+    def census(*_):
+        counts.append(now[0])
+        spent[0] += 0.25
+        return memory.Census({}, 0, 0, {}), None
+
+    monkeypatch.setattr(memory, "census", census)
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: 1_000_000)
+    collector = Objects(lambda _: None, lambda: resident[0], lambda: now[0] * 10**9, cpu=lambda: spent[0])
+    for second in range(100):
+        now[0] = second
+        collector.beat()
+        resident[0] += 60_000_000
+    assert counts == [10, 50, 75]  # for the first, 100 ns a block are expected
+
+
+def test_a_count_looks_at_all_objects_once_and_pauses_elsewhere(monkeypatch):
+    holds, pauses, kept = [], [], [[number] for number in range(3 * memory.SLICE)]
+
+    @contextlib.contextmanager
+    def hold():
+        holds.append(len(pauses))
+        yield
+
+    monkeypatch.setattr(memory, "sleep", pauses.append)
+    memory.census({}, hold)
+    assert holds == [0]
+    assert len(pauses) >= len(kept) / memory.SLICE * 2  # to select, and to count
+
+
+def test_the_owners_of_many_dicts_are_found_in_one_walk():
+    owners, walks = [Sample() for _ in range(20)], []
+
+    @contextlib.contextmanager
+    def hold():
+        walks.append(1)
+        yield
+
+    names = [vars(owner) for owner in owners]
+    found = memory._owners(names, hold)
+    assert [found[id(each)] for each in names] == owners
+    assert len(walks) == 1
+
+
 @pytest.mark.first(1)
-@pytest.mark.parametrize("look", ["count", "select", "refer"])
+@pytest.mark.parametrize("look", ["select", "refer"])
 def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
     interval, stopped, built, held = sys.getswitchinterval(), threading.Event(), 0, []
     looks = {
-        "count": memory.count_by_type,
-        "select": lambda: memory.of_types({list, dict}),
+        "select": lambda: memory.look({list, dict}),
         "refer": lambda: memory.referrers(held),
     }
 
@@ -129,11 +181,11 @@ def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
 
 def test_a_look_leaves_the_collector_as_it_was():
     assert gc.isenabled()
-    memory.of_types({list})
+    memory.look({list})
     assert gc.isenabled()
     gc.disable()
     try:
-        memory.count_by_type()
+        memory.look({list})
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -144,8 +196,8 @@ def test_the_collector_is_not_switched_under_another_thread():
 
     def keep_looking():
         while not stopped.is_set():
-            memory.of_types({list})
-            memory.count_by_type()
+            memory.look({list})
+            memory.referrers(seen)
 
     looking = threading.Thread(target=keep_looking)
     sys.setswitchinterval(1e-5)
@@ -186,9 +238,11 @@ def test_counts_although_a_tensor_is_not_defined(monkeypatch):
         def is_leaf(self):
             raise RuntimeError("cannot call get_autograd_meta() on undefined tensor")
 
-    real = memory.of_types
-    monkeypatch.setattr(memory, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds))
+    monkeypatch.setattr(memory, "TENSORS", (f"{__name__}.Undefined",))
+    monkeypatch.setitem(globals(), "Undefined", Undefined)
+    undefined = Undefined()
     kept = torch.ones(3)
     found, _ = memory.census({})
-    assert found.tensors_in_graphs == 0
+    assert found.types[Undefined] == 1
+    assert (found.tensors_in_graphs, found.tensor_bytes) == (0, undefined.nbytes)
     assert kept.sum() == 3

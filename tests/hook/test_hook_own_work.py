@@ -139,6 +139,16 @@ def test_own_work_is_recorded_and_counted_once(work, records, clock):
     assert not work.is_own()
 
 
+def test_a_hold_of_the_interpreter_is_recorded_and_counted_as_time_of_its_thread(work, records, clock):
+    with work.holding("objects are counted"):
+        assert work.is_own()
+        clock.now += 20 * MS
+    assert [(record[1], record[3] - record[2], record[5]["kind"]) for record in records] == [
+        ("objects are counted", 20 * MS, STALL)
+    ]
+    assert work.stalled_ns == 0
+
+
 # windows
 
 
