@@ -334,7 +334,7 @@ class Report:
         if share is None:
             return "not recorded"
         text = f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
-        return f"{text}; the run is too short to tell the share in a longer one" if self.is_short_for_cost else text
+        return f"{text}; the run is too short to show the share in a longer one" if self.is_short_for_cost else text
 
     @property
     def is_short_for_cost(self) -> bool:
@@ -350,7 +350,7 @@ class Report:
             return None
         if self.is_short_for_cost:
             return (
-                f"Profiling cost {percent_of_cost(share)} of the training loop. The run is too short to tell the share in a longer "
+                f"Profiling cost {percent_of_cost(share)} of the training loop. The run is too short to show the share in a longer "
                 "one: the profiler's windows and other work take most of it."
             )
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."

@@ -403,7 +403,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         note = f"of {duration(billed.training_s)} of training" + (", spot" if billed.spot else "")
         tiles.append(("Billed", duration(billed.billable_s), note))
     recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
-    note = "of the loop's time" + (", in a run that is too short to tell more" if report.is_short_for_cost else "")
+    note = "of the loop's time" + (", in a run that is too short to show more" if report.is_short_for_cost else "")
     tiles.append(
         (
             "Profiling cost",

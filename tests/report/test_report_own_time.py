@@ -332,9 +332,9 @@ def test_the_cost_of_a_few_steps_is_said_not_to_be_that_of_a_longer_run():
     rows = training(30)
     own = (event_names.OVERHEAD, "overhead", 1.0, 0.6, NODE, -1, {"steps": 30})
     report = report_from([*rows, own])
-    assert "too short to tell the share in a longer one" in report.profiling_alarm
+    assert "too short to show the share in a longer one" in report.profiling_alarm
     assert report.profiling_cost == (
-        "196 % of the training loop, measured by the hook itself; the run is too short to tell the share in a longer one"
+        "196 % of the training loop, measured by the hook itself; the run is too short to show the share in a longer one"
     )
     assert "a run that is too short" in render_html(report)
     assert "too short" not in report_from(rows).profiling_cost
