@@ -171,7 +171,7 @@ def referrers(*held: object) -> list[Any]:
     return uncollected(partial(list, chain.from_iterable(map(compress, twice, flags))))
 
 
-SLICE = 10_000  # elements that are looked at in one go
+SLICE = 10_000  # elements that are inspected in one go
 PAUSE = 0.001  # seconds, in which another thread gets the interpreter
 
 
@@ -493,7 +493,7 @@ def census(before: dict[int, int], hold: Hold = nullcontext) -> tuple[Census, An
     with hold():
         all_types, found = look({list, dict, *kinds})
     size, in_graphs, long = 0, 0, list[Any]()
-    while found:  # from its end, so that nothing is held for longer than it is looked at
+    while found:  # from its end, so that nothing is held for longer than it is inspected
         part = found[-SLICE:]
         del found[-SLICE:]
         tensors = [one for one in part if type(one) in kinds]
