@@ -327,7 +327,7 @@ def test_a_high_profiling_cost_is_an_alarm():
     assert 'class="alarm"' not in calm
 
 
-def test_the_cost_of_a_few_steps_is_shown_not_to_be_that_of_a_longer_run():
+def test_the_cost_of_a_few_steps_is_not_stated_as_that_of_a_longer_run():
     """It was stated as if it were; later it was unknown, although it had been measured."""
     rows = training(30)
     own = (event_names.OVERHEAD, "overhead", 1.0, 0.6, NODE, -1, {"steps": 30})
