@@ -112,7 +112,8 @@ class Session(StepObserver):
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
         self._samples = 0  # that models were given in training,
-        self._fed = 0  # in so many steps,
+        self._inputs = 0  # in so many calls,
+        self._fed = 0  # and steps,
         self._fed_at = -1  # the last of which is this
         self.padding = Padding()
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
@@ -292,6 +293,7 @@ class Session(StepObserver):
             shape = value.shape
             if shape and type(shape[0]) is int:
                 self._samples += shape[0]
+                self._inputs += 1
                 self._fed += self._fed_at != (step := self.tracker.counts[ModeKeys.TRAIN])
                 self._fed_at = step
                 if self.padding.left > 0 and self._workers < 0:  # no loader shows its batches
@@ -302,6 +304,10 @@ class Session(StepObserver):
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average over those whose inputs were seen; None if none were."""
         return round(self._samples / self._fed, 3) if self._fed else None
+
+    def calls_per_step(self) -> float | None:
+        """Return the calls of models in a training step, likewise."""
+        return round(self._inputs / self._fed, 3) if self._fed else None
 
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""
@@ -680,6 +686,7 @@ class Session(StepObserver):
             "uses_gpu": self._uses_gpu(),
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
             "samples_per_step": self.samples_per_step(),
+            "calls_per_step": self.calls_per_step(),
             "padding": padding[0],
             "padding_of_all": padding[1],
             "padding_inferred": self.padding.inferred or None,

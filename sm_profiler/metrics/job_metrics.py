@@ -199,6 +199,7 @@ class JobMetrics:
         memory: process → (seconds, bytes) of its resident memory.
         batch_size: samples of a batch of the loader, if known.
         samples_per_step: samples that the model was given in a training step, on average, if known.
+        calls_per_step: calls in which it was given them.
         padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
         padding_inferred: it was counted by the tokens, and not by a mask.
         records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
@@ -234,6 +235,7 @@ class JobMetrics:
     types_by_node: Mapping[str, str] = attrs.field(factory=dict)
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
+    calls_per_step: float | None = None
     padding: tuple[float, float] | None = None
     padding_inferred: bool = False
     ending: JobEnd = attrs.field(factory=JobEnd)
@@ -665,6 +667,7 @@ def measure_job(  # most are optional parts
         types_by_node=types_by_node or {},
         others_gpus=others,
         samples_per_step=_mean(metadata, "samples_per_step"),
+        calls_per_step=_mean(metadata, "calls_per_step"),
         padding=_padding(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,

@@ -333,6 +333,7 @@ def test_the_samples_of_a_step_come_from_the_models_inputs(session):
         with torch.no_grad():
             model(torch.randn(64, 4))
     assert session.describe()["samples_per_step"] == 16
+    assert session.describe()["calls_per_step"] == 2
 
 
 def test_padding_is_counted_in_the_masks_of_a_loader(session):

@@ -306,6 +306,36 @@ def test_what_a_step_of_the_scripts_own_optimizer_calls_is_the_optimizer():
     assert "code that is not torch's" in main.next_step
 
 
+@pytest.mark.parametrize(
+    ("source", "updates"),
+    [
+        ("p -= lr * p.grad", True),
+        ("params = [p - lr * g for p, g in zip(params, grads)]", True),
+        ("loss, gradients = train_step(x, y)", False),
+        ('curves.add(step, f"{v.name}/gradient", norm)', False),
+    ],
+)
+def test_a_line_that_names_gradients_is_no_update_by_itself(source, updates):
+    """A table that a script wrote at each step was its optimizer, because the table had a column of gradients."""
+    loop = Place("train.py", 20, "main")
+    stacks = (Sampled(NAME, "outside", False, (loop,), "", 4.0, 40),)
+    code = SeenCode(Samples(stacks, {("train.py", 20): source}), by_hand=True)
+    assert code.activity(stacks[0]) == ("optimizer" if updates else "")
+
+
+@pytest.mark.parametrize(
+    ("calls", "samples", "kind"), [(64, 64, Class.HOST_BOUND), (64, 2048, Class.BALANCED), (2, 2, Class.BALANCED)]
+)
+def test_a_model_that_is_called_for_each_sample_is_named(calls, samples, kind):
+    """Gradients of each sample, one after the other, were a healthy model that computed 98 % of the time."""
+    metrics = attrs.evolve(metrics_of(training(300)), calls_per_step=calls, samples_per_step=samples)
+    main = decide(Case(metrics, {})).main
+    assert main.kind is kind
+    if kind is Class.HOST_BOUND:
+        assert main.headline.startswith("The model is called 64 times a step, with one sample each")
+        assert main.confidence == "medium"
+
+
 def forward_of(leaf, count=40, function="normalized_adjacency"):
     """Return samples of a forward pass: most in one function of the script, the rest in a module."""
     model, inside = Place("train.py", 12, "Net.forward"), Place("train.py", 5, function)

@@ -380,7 +380,8 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    found = _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case)
+    found = _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case)
+    found = found or _called_per_sample(case) or _launches(case)
     return found or _without_gradients(case) or idle
 
 
@@ -410,6 +411,27 @@ def _recorded_stacks(case: Case) -> Found | None:
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
         error=case.share_of("forward") * error_of_part(found, stacks),
+    )  # fmt: skip
+
+
+def _called_per_sample(case: Case) -> Found | None:
+    """Find a model that is called for each sample of a step by itself: all samples in one call launch the operators once."""
+    calls, samples = case.metrics.calls_per_step, case.metrics.samples_per_step
+    if calls is None or samples is None or calls < limits.SAMPLES or samples > limits.CLEARLY * calls:
+        return None
+    passes = ("forward", "backward")
+    share = case.share_of(*passes) * (1 - 1 / calls)
+    if share < limits.NOTICEABLE:
+        return None
+    evidence = (
+        Evidence("calls of the model a step", round(calls, 1)),
+        Evidence("samples in each", round(samples / calls, 2), limits.CLEARLY),
+        Evidence("time in the passes", round(share, 4), unit="share"),
+    )
+    words = {"calls": f"{calls:,.0f}", "share": percent(share)}
+    return Found(
+        "called_per_sample", words, evidence, share, saves=lambda loop: part_of_share(loop, share, passes, sure=False),
+        doubt="samples may differ in shape", where=lines_of_phase(case.metrics, "forward"),
     )  # fmt: skip
 
 

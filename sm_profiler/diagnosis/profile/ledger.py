@@ -86,6 +86,7 @@ _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
 )  # of parameters, by hand
+_BEFORE = re.compile(r"""(["']).*?\1|^[\w\s,.\[\]]+=(?!=)""")  # text, and names that a line assigns to
 _OWN_STEP = re.compile(r"\b\w*opt\w*\.step\(")  # a line that calls the script's own optimizer
 # Innermost functions of a phase that is called without a module or backward().
 _COMPUTING = {
@@ -585,7 +586,7 @@ class SeenCode:
         if name or not self.by_hand or one.phase not in _BESIDE_STEPS:
             return name
         called = any(_OWN_STEP.search(self.samples.source(place)) for place in one.places[:-1])
-        return "optimizer" if called or (self.updates and _UPDATES.search(source)) else ""
+        return "optimizer" if called or (self.updates and _is_update(source)) else ""
 
     @cached_property
     def computing(self) -> Mapping[Place, str]:
@@ -652,7 +653,7 @@ class SeenCode:
     def updates(self) -> bool:
         """True if samples would show, and show or a compiled function holds, how a script updates its parameters itself."""
         outer = [one for one in self.samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
-        if any(_UPDATES.search(self.samples.source(one.places[-1])) for one in outer):
+        if any(_is_update(self.samples.source(one.places[-1])) for one in outer):
             return True
         return self.all_compiled and sum(one.count for one in outer) >= limits.SAMPLES  # of which some would be there
 
@@ -712,6 +713,11 @@ class SeenCode:
         """Return the name of the file and the function of lines that write text: to flush it is no checkpoint."""
         places = [one.places[-1] for one in self.samples.stacks if one.places and one.phase in BESIDE_THE_PHASES and self.activity(one) == LOGGING]  # fmt: skip
         return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
+
+
+def _is_update(source: str) -> bool:
+    """Return whether a line updates parameters by hand: it reads gradients, and does not only name what they become."""
+    return _UPDATES.search(_BEFORE.sub("", source)) is not None
 
 
 def _functions(stacks: Iterable[Sampled]) -> frozenset[tuple[str, str]]:
