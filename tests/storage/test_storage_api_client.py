@@ -103,7 +103,7 @@ def test_empty_regions_are_no_region(monkeypatch, tmp_path, capsys):
     for words, said in [
         (["report", "my-job"], "set a region (AWS_REGION)"),
         (["compare", "my-job", "my-job-2"], "set a region (AWS_REGION)"),
-        (["fleet", "account:"], "You must specify a region"),
+        (["fleet", "account:"], "needs a region: account:us-east-1"),
         (["rules", "start", "--job", "my-job", "--image", "x", "--role", "arn:aws:iam::123456789012:role/x"], "region"),
     ]:
         assert main(words) == 2
