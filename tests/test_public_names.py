@@ -46,7 +46,7 @@ EXPORTED = {
         ProfilerReport ProfilerTrial RULES Rule RuleEvaluationConditionMet RuleResult RuleResults StepOutlier
         invoke_rule run_folds run_rules windows write_rule_reports""",
     "sm_profiler.source": "Batch FileQuality ProfileSource open_source",
-    "sm_profiler.storage": "AccessDeniedError FileInfo LocalStorage MissingFileError Storage open_storage read_all",
+    "sm_profiler.storage": "AccessDeniedError FileInfo LocalStorage MissingFileError Storage open_storage read_all s3_uri",
 }
 # Exports that the API reference leaves out: other packages of this project use them, docs/stability.md makes them private.
 PRIVATE = {
