@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -664,14 +664,14 @@ def _last_stack(metrics: JobMetrics, rank: Rank, span: Span) -> Sampled | None:
     if course is None:
         return None
     own = [one for one in metrics.samples.stacks if one.process == rank.name and one.places]
-    seen = Counter[Place]()
+    seen = defaultdict[Place, float](float)
     for one in own:
         if one.phase == "end":  # nothing but the span
-            seen[one.places[-1]] += one.seconds  # type: ignore[assignment] # counts of time
+            seen[one.places[-1]] += one.seconds
     if not seen and course.width / 1e6 <= least:
         for phase, place, seconds, _ in course.within(*span):
             if phase not in (WORKER, "gc"):
-                seen[place] += seconds  # type: ignore[assignment] # counts of time
+                seen[place] += seconds
     if not seen:
         return None
     place, most = max(seen.items(), key=lambda item: item[1])
