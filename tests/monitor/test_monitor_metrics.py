@@ -495,7 +495,7 @@ def test_a_collector_that_is_away_neither_stops_nor_delays_a_job(tmp_path, monke
 def test_without_the_sdk_a_job_has_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     assert serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"}) is None
-    # the last push of an earlier test's job may still report that nobody listens
+    # the last push of an earlier test's job may still report that no collector answers
     assert [line for line in caplog.messages if "no metrics" in line] == [
         "sm-profiler: no metrics for OpenTelemetry: OpenTelemetry metrics need its SDK: pip install 'sm-profiler[otel]'"
     ]
