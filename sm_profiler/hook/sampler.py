@@ -39,7 +39,7 @@ DENSE_DELAY = 1 / 60  # while a step is long
 MAX_DELAY = 1.0  # of the time for which the training has a core
 SHARE = 0.0015  # of the time, without the training's waits for a core: CPU time of the sampler's thread
 # A sample costs several times as much on a slow or busy machine, where a short job would be judged by a handful.
-EARLY, EARLY_SECONDS = 4, 20.0  # times its share, in the first seconds of steps
+EARLY, EARLY_SECONDS = 2, 20.0  # times its share, in the first seconds of steps
 SAVED = 0.005  # seconds of CPU time that may be saved up, for a while of dense samples
 START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
 WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
