@@ -276,7 +276,7 @@ def main() -> None:
             continue
         print(
             f"{rows[-1].name}: {rows[-1].got or 'runs'}"
-            + "".join(f", {one:.1f} s plain" for one in rows[-1].plain[:1]),
+            + (f", {statistics.median(rows[-1].plain):.1f} s plain" if rows[-1].plain else ""),
             file=sys.stderr,
             flush=True,
         )

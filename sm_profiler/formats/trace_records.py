@@ -30,8 +30,8 @@ from sm_profiler.formats.trace_rows import (
 )
 
 NUMBERS = frozenset({
-    "batch_size", "calls_per_step", "clock_error_us", "clock_jumps", "clock_offset_us", "container_us", "dropped", "loaded_us", "memory_total",
-    "padding", "padding_of_all", "phases_every", "pid", "process_us", "rank",
+    "batch_size", "calls_per_step", "clock_error_us", "clock_jumps", "clock_offset_us", "container_us", "dropped",
+    "loaded_us", "memory_total", "padding", "padding_of_all", "phases_every", "pid", "process_us", "rank",
     "samples_per_step", "start_us", "end_code", "end_step", "end_us", "oom_kills",
 })  # fmt: skip
 TEXTS = frozenset({"end", "end_error", "framework", "host", "instance_type", "node", "version"})

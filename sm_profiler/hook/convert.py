@@ -104,9 +104,13 @@ def main() -> None:
 
 def carry_out(order: Mapping[str, Any]) -> None:
     """Convert what an order names."""
-    for raw in [order["trace"]] if "trace" in order else [first for first, _ in order["sessions"][:1]]:
-        hold(Path(raw).parent)
-    (render_pyinstrument if order["kind"] == PYINSTRUMENT else convert_trace)(order)
+    if order["kind"] == PYINSTRUMENT:
+        for raw, _ in order["sessions"][:1]:  # all are in one folder
+            hold(Path(raw).parent)
+        render_pyinstrument(order)
+    else:
+        hold(Path(order["trace"]).parent)
+        convert_trace(order)
 
 
 def write_events(

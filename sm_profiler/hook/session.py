@@ -303,11 +303,14 @@ class Session(StepObserver):
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average over those whose inputs were seen; None if none were."""
-        return round(self._samples / self._fed, 3) if self._fed else None
+        return self._per_step(self._samples)
 
     def calls_per_step(self) -> float | None:
         """Return the calls of models in a training step, likewise."""
-        return round(self._inputs / self._fed, 3) if self._fed else None
+        return self._per_step(self._inputs)
+
+    def _per_step(self, count: int) -> float | None:
+        return round(count / self._fed, 3) if self._fed else None
 
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""

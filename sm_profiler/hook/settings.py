@@ -105,30 +105,27 @@ def requested_collectors(profile: Profile) -> set[str]:
 
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank from the launcher's variables, or None."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SMDATAPARALLEL_RANK"):
-        rank = _number(environment, name)
-        if rank is not None:
-            return rank
+    rank = _first(environment, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SMDATAPARALLEL_RANK")
+    if rank is not None:
+        return rank
     # srun also sets its variables in a step of a single process, which may start ranks by itself
     return _number(environment, "SLURM_PROCID") if (_number(environment, "SLURM_STEP_NUM_TASKS") or 0) > 1 else None
 
 
 def local_rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's number among the ranks of its node from the launcher's variables, or None."""
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        rank = _number(environment, name)
-        if rank is not None:
-            return rank
-    return None
+    return _first(environment, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 def world_size_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of ranks of the job from the launcher's variables, or None."""
-    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        size = _number(environment, name)
-        if size is not None:
-            return size
-    return None
+    return _first(environment, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def _first(environment: Mapping[str, str], *names: str) -> int | None:
+    """Return the number in the first of these variables that has one."""
+    numbers = (_number(environment, name) for name in names)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -360,7 +360,7 @@ def test_a_process_that_left_its_file_open(tmp_path, monkeypatch, stopped, kills
 
 STACK = """Current thread 0x00007f3e (most recent call first):
   File "/usr/lib/python3.11/socket.py", line 720 in readinto
-  File "/work/checkout/sm_profiler/hook/patches.py", line 269 in called
+  File "/opt/checkout/sm_profiler/hook/patches.py", line 269 in called
   File "/job/train.py", line 6 in fetch
   File "/job/train.py", line 10 in <module>
 """

@@ -4,6 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.diagnosis.profile import machine
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
@@ -136,6 +137,22 @@ def test_ranks_that_other_programs_keep_waiting_do_not_compete():
         args = {"threads": 4, "library_threads": 1, "cores": 1.0, "switches": 4000 * 5, "waited_ns": 0}
         rows += [*training(600, node=node), (event_names.THREADS, "threads", 1.0, 5.0, node, -1, args)]
     assert judged(rows).kind is Class.BALANCED
+
+
+def test_a_cause_whose_saving_raises_is_left_out_and_named(monkeypatch):
+    case = Case(metrics_of(threads(32, switches=4000, waited=0.5)), {})
+    assert decide(case).kind is Class.OVERSUBSCRIBED
+
+    def fails(*_):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(machine, "_fitting", fails)
+    broken = {}
+    assert decide(case, broken).kind is Class.BALANCED
+    assert list(broken) == ["threads"]
+    assert broken["threads"].startswith("ZeroDivisionError: division by zero")
+    with pytest.raises(ZeroDivisionError):
+        decide(case)
 
 
 def test_workers_count_as_threads():

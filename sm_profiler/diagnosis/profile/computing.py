@@ -461,11 +461,7 @@ def _without_gradients(case: Case) -> Found | None:
         return None
 
     def inside(one: Sampled) -> bool:
-        return (
-            one.phase == "forward"
-            and one.places[-1:] != ()
-            and (one.places[-1].file, one.places[-1].function) == function
-        )
+        return one.phase == "forward" and any((at.file, at.function) == function for at in one.places[-1:])
 
     words = {
         "function": shorten(printable(function[1]), MAX_NAME), "share": percent(share), "forward": percent(forward),

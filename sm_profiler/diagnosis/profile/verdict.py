@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -44,6 +45,7 @@ from sm_profiler.metrics.job_metrics import Rank
 NO_SINGLE_CAUSE = "No single cause"
 NOTHING = Interval(0.0, 0.0, 0.0)
 LATE = (Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE)
+Result = TypeVar("Result")
 
 
 @attrs.frozen
@@ -108,13 +110,7 @@ def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
     trained = not case.metrics.ranks or any(rank.train_steps for rank in case.metrics.ranks)
 
     def tried(name: str, find: Callable[[], Candidate | None]) -> None:
-        try:
-            candidate = find()
-        except Exception as error:
-            if broken is None:
-                raise
-            broken[name] = error_line(error)
-            return
+        candidate = _unless_broken(name, find, broken)
         if candidate is not None and (trained or candidate.found.of == "job"):
             found.append(candidate)
 
@@ -123,6 +119,17 @@ def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
     for judge in more_judges():
         tried(judge.__name__, lambda judge=judge: _foreign(judge(case)))  # type: ignore[misc]
     return found
+
+
+def _unless_broken(name: str, find: Callable[[], Result | None], broken: dict[str, str] | None) -> Result | None:
+    """Return what a part of a cause finds; None, and its name in `broken`, if it raises."""
+    try:
+        return find()
+    except Exception as error:
+        if broken is None:
+            raise
+        broken[name] = error_line(error)
+        return None
 
 
 def _candidate(cause: ProfileCause, case: Case) -> Candidate | None:
@@ -195,16 +202,17 @@ def _tried(
     candidates: Sequence[Candidate], loop: Loop, case: Case, broken: dict[str, str] | None
 ) -> Iterator[Trial[Candidate, Loop]]:
     for one in candidates:
-        try:
-            after, share, certain = loop.gain(_saving_of(one, case, loop))
-        except Exception as error:
-            if broken is None:
-                raise
-            broken[one.cause.name] = error_line(error)
+        gain = _unless_broken(one.cause.name, partial(_repaired_in, loop, one, case), broken)
+        if gain is None:
             continue
+        after, share, certain = gain
         # a larger batch changes what is learned: only one twice as large is a repair without more experiments
         kept = 1 / 2 if one.found.larger_batch else 1.0
         yield Trial(one, loop, after, share, certain, one.confidence(case, certain), kept)
+
+
+def _repaired_in(loop: Loop, one: Candidate, case: Case) -> tuple[Loop, Interval, float]:
+    return loop.gain(_saving_of(one, case, loop))
 
 
 def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:
