@@ -36,28 +36,6 @@ if TYPE_CHECKING:
     from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
-RUNS_WHILE_TRAINING = (
-    "sm_profiler.threads",
-    *(
-        f"sm_profiler.hook.{name}"
-        for name in (
-            "session",
-            "guard",
-            "steps",
-            "rest",
-            "windows",
-            "own_work",
-            "sampler",
-            "scheduling",
-            "timed_calls",
-            "pytorch.adapter",
-            "pytorch.cuda",
-            "pytorch.forward",
-            "pytorch.loader",
-            "pytorch.graphs",
-        )
-    ),
-)
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
 FRAMES = 4  # of Python and C for a call of a module without hooks; with them, torch adds one
@@ -66,10 +44,9 @@ OTHERS = 4  # steps of other optimizers in a row after which a rest ends
 
 
 def own_code() -> Iterator[CodeType]:
-    """Yield all code of the hook that runs on the training thread, nested functions included."""
-    for name in RUNS_WHILE_TRAINING:
-        module = import_module(name)
-        for thing in vars(module).values():
+    """Yield all code of the profiler that may run on the training thread, nested functions included."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("sm_profiler.")]:
+        for thing in list(vars(module).values()):
             functions = vars(thing).values() if isinstance(thing, type) else (thing,)
             for function in functions:
                 code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
