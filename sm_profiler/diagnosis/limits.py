@@ -36,6 +36,7 @@ TOGETHER = 0.8  # correlation from which two quantities have the same cause; it 
 MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred times as fast
 REPEAT = 0.03  # of a step; the same training on the same machine differs by this much from run to run
 REPEAT_MOST = 0.15  # of a step; a machine that varies more is disturbed in this run only
+REPLACED = 0.15  # of what a repair removes, at most: what does the work instead takes time, too
 SAVED = (0.86, 0.96, 1.0)  # of calls and exceptions: a rare or shorter one is left
 PART_SAVED_INDIRECT = (0.5, 0.8)  # at least and usually, of a share that was not measured directly
 EVICTED = 0.2  # of what is saved; what code between the parts of a step evicts from caches costs about as much more

@@ -49,6 +49,7 @@ HEADLINES: Mapping[str, str] = {
     "evaluation": "Evaluation takes {share} of the training loop ({total}){compiled}.",
     # steps that differ
     "periodic": "Every {about}{period} steps, a step takes {typical} instead of {usual}, {where}; this costs {share} of the loop.",
+    "generation": "The model runs without gradients before {every} training step: {share} of the loop ({total}){compiled}.",
     "outliers": "{count} of {steps} steps {takes} {typical} instead of {usual}, {where}{when}; {costs} {share} of the loop.",
     "slowdown": "From about step {step} on ({moment} into the loop), steps {how}: {after} instead of {before}, mostly {during}{who}; this costs {share} of the loop.",
     # ranks
@@ -154,6 +155,7 @@ ADVICE: Mapping[str, str] = {
     "recompilation_XLA": "Pad batches to a few lengths and mask the rest, and drop a shorter last batch (drop_remainder=True): XLA compiles a function for each shape, even if TensorFlow does not trace it again. If the shapes must vary, leave out jit_compile=True.",
     "recompilation_jax_jit": "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, outside the loop: each new function, lambda or partial is compiled again.",
     "collections": "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
+    "generation": "{graphs}Keep for the next call what one has computed (a cache of keys and values), run more samples in one call, and in lower precision. What does not change from step to step is computed once, before the loop.",
     "evaluation": "{graphs}{stack.evaluation}, or in a separate job on checkpoints.",
     # steps that differ
     "between_epochs": _EPOCHS,

@@ -88,17 +88,23 @@ def test_evaluation_stays_evaluation(name):
     assert within == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["each step, in eval() mode", "each step, many batches", "every 20 steps, in eval() mode"]
-)
+@pytest.mark.parametrize("name", ["each step, in eval() mode", "every 20 steps, in eval() mode"])
 def test_expensive_evaluation_is_found(name):
     assert verdict_of(EVALUATION[name]).kind is Class.EVALUATION_BOUND
 
 
-@pytest.mark.parametrize("name", ["each step, in eval() mode", "each step, many batches"])
-def test_how_much_evaluation_a_training_needs_is_not_known(name):
-    main = verdict_of(EVALUATION[name]).main
+def test_how_much_evaluation_a_training_needs_is_not_known():
+    main = verdict_of(EVALUATION["each step, in eval() mode"]).main
     assert (main.kind, main.confidence, main.doubt) == (Class.EVALUATION_BOUND, "medium", MAY_BE_NEEDED)
+
+
+def test_what_a_model_generates_for_each_step_is_no_evaluation():
+    each = verdict_of(EVALUATION["each step, many batches"]).main
+    assert (each.kind, each.confidence, each.doubt) == (Class.USER_PHASE, "medium", MAY_BE_NEEDED)
+    assert each.headline.startswith("The model runs without gradients before each training step: 81")
+    second = verdict_of(turns(200, ahead=10, learn=2)).main
+    assert second.headline.startswith("The model runs without gradients before every second training step")
+    assert verdict_of(turns(200, ahead=10, learn=4)).kind is Class.EVALUATION_BOUND
 
 
 def test_what_an_agent_does_between_its_forward_and_the_step_is_code_of_the_step():

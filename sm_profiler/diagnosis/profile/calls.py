@@ -47,7 +47,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
 )
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats.recorded import Callback, Compile, Log, Save
+from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -58,6 +58,7 @@ from sm_profiler.metrics.step_fold import TRAIN
 
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALL = "host_callback"  # advice
+GENERATION = "generation"  # text
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
@@ -376,7 +377,8 @@ def collections(case: Case) -> Found | None:
 
 
 def evaluation(case: Case) -> Found | None:
-    """Find a loop that spends much of its time in evaluation."""
+    """Find a loop that spends much of its time in evaluation, or in passes without gradients that its steps learn from."""
+    text = "evaluation"
     ranks = [rank for rank in case.metrics.ranks if rank.loop > 0]
     if not ranks:
         return None
@@ -396,9 +398,13 @@ def evaluation(case: Case) -> Found | None:
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
+    often = float(np.mean(case.loop.of_activity(EVALUATION) > 0)) if case.loop is not None else 0.0
+    # Whoever evaluates switches the model to eval() mode, and less often.
+    if often > limits.MAJORITY - limits.SHOWN and not case.metrics.recorded(EvalMode).count:
+        text, words["every"] = GENERATION, "each" if often > limits.CLOSE else "every second"
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
-        "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
+        text, words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
         saves=saves, doubt=MAY_BE_NEEDED,
         where=_lines_of_evaluation(case),
     )  # fmt: skip

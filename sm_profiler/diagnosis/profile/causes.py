@@ -47,6 +47,16 @@ def _collections(case: Case) -> Found | None:
     return None if ranks.collections_in_turn(case) is not None else calls.collections(case)
 
 
+def _evaluation(case: Case) -> Found | None:
+    found = calls.evaluation(case)
+    return found if found is not None and found.text != calls.GENERATION else None
+
+
+def _generation(case: Case) -> Found | None:
+    found = calls.evaluation(case)
+    return found if found is not None and found.text == calls.GENERATION else None
+
+
 def _small_batch(case: Case) -> Found | None:
     found = computing.host(case)
     return found if found is not None and found.text in computing.OF_BATCH else None
@@ -77,7 +87,8 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.OPTIMIZER_BOUND, computing.optimizer),
     ProfileCause(Class.PERIODIC_STALL, patterns.periodic, points=True),
     ProfileCause(Class.STEP_OUTLIERS, patterns.outliers, points=True),
-    ProfileCause(Class.EVALUATION_BOUND, calls.evaluation),
+    ProfileCause(Class.EVALUATION_BOUND, _evaluation),
+    ProfileCause(Class.USER_PHASE, _generation),
     ProfileCause(Class.INITIALIZATION_BOUND, job.start),
     ProfileCause(Class.MEMORY_GROWTH, job.memory),
     ProfileCause(Class.STRAGGLER, ranks.straggler, points=True),
