@@ -91,7 +91,7 @@ class Saving:
         low = value - math.hypot(above, noise, chance, value * (1 - self.low))
         # Another run may be slower for other reasons; what this one lost for certain, but for chance, it lost.
         low = max(low, certain - value * (self.error or 0.0))
-        low = value - math.hypot(value - low, value * limits.REPLACED)
+        low = value - math.hypot(value - low, value * (1 - limits.SAVED[0]))
         # The rest differs by chance in another run, and what evicts its caches does so more often, the more of it there is.
         most = min(value * self.high, 1.0)
         faster = limits.EVICTED * most if self.evicts else _spread(varying)

@@ -399,7 +399,7 @@ def evaluation(case: Case) -> Found | None:
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
     often = float(np.mean(case.loop.of_activity(EVALUATION) > 0)) if case.loop is not None else 0.0
-    # Whoever evaluates switches the model to eval() mode, and less often.
+    # An evaluation switches the model to eval() mode, and comes less often.
     if often > limits.MAJORITY - limits.SHOWN and not case.metrics.recorded(EvalMode).count:
         text, words["every"] = GENERATION, "each" if often > limits.CLOSE else "every second"
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
