@@ -28,6 +28,11 @@ def test_input_names_the_workers_lines():
     assert (first.function, first.source, first.rank) == ("collate", "source of line 83", "")
 
 
+def test_a_single_sample_of_a_worker_may_be_chance():
+    rows = [*training(200, wait=0.02), sampled(("wait", 0, 4, 17), ("worker", 0, 0.1, 273, "collate.py", "collate"))]
+    assert where(verdict_of(rows), Class.INPUT_BOUND) == [("train.py", 17, 1.0, "wait")]
+
+
 def test_input_without_workers_names_what_the_loop_runs_to_get_a_batch():
     rows = [*training(200, wait=0.02), sampled(("wait", 0, 4, 12), ("forward", 0, 9, 30))]
     assert where(verdict_of(rows), Class.INPUT_BOUND) == [("train.py", 12, 1.0, "wait")]

@@ -132,7 +132,8 @@ def _lines(case: Case) -> tuple[Location, ...]:
 
     The definition alone does not show which of its lines take the time.
     """
-    found = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
+    # A sample or two of a worker may as well show what it hands over.
+    found = lines_of_samples(case.metrics, lambda one: one.phase == WORKER) or lines_of_phase(case.metrics, "wait")
     record = training_input(case)
     place = place_of(record.args) if record is not None else None
     return found or ((Location(*place, share=0.0),) if place else ())
