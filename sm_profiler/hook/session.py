@@ -26,6 +26,7 @@ from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
 from sm_profiler.hook.guard import Guard, find_handlers, pass_on
+from sm_profiler.hook.model_inputs import ModelInputs
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import Aside, OwnWork
@@ -111,10 +112,7 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
-        self._samples = 0  # that models were given in training,
-        self._inputs = 0  # in so many calls,
-        self._fed = 0  # and steps,
-        self._fed_at = -1  # the last of which is this
+        self.inputs = ModelInputs()
         self.padding = Padding()
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
@@ -288,29 +286,13 @@ class Session(StepObserver):
         self._batch_sizes.add(size)
 
     def saw_input(self, value: Any) -> None:
-        """Count the samples of a model's input in training: the first dimension of a tensor."""
+        """Count a model's input in training, a tensor."""
         try:
-            shape = value.shape
-            if shape and type(shape[0]) is int:
-                self._samples += shape[0]
-                self._inputs += 1
-                self._fed += self._fed_at != (step := self.tracker.counts[ModeKeys.TRAIN])
-                self._fed_at = step
-                if self.padding.left > 0 and self._workers < 0:  # no loader shows its batches
-                    self.padding.see(value)
+            self.inputs.see(value.shape, self.tracker.number)
+            if self.padding.left > 0 and self._workers < 0:  # no loader shows its batches
+                self.padding.see(value)
         except Exception as error:  # a nested tensor has none
             pass_on(error)
-
-    def samples_per_step(self) -> float | None:
-        """Return the samples of a training step, on average over those whose inputs were seen; None if none were."""
-        return self._per_step(self._samples)
-
-    def calls_per_step(self) -> float | None:
-        """Return the calls of models in a training step, likewise."""
-        return self._per_step(self._inputs)
-
-    def _per_step(self, count: int) -> float | None:
-        return round(count / self._fed, 3) if self._fed else None
 
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""
@@ -688,8 +670,9 @@ class Session(StepObserver):
             "collectors": states,
             "uses_gpu": self._uses_gpu(),
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
-            "samples_per_step": self.samples_per_step(),
-            "calls_per_step": self.calls_per_step(),
+            "samples_per_step": self.inputs.per_step(self.inputs.samples),
+            "calls_per_step": self.inputs.per_step(self.inputs.calls),
+            "input_sizes": self.inputs.sizes or None,
             "padding": padding[0],
             "padding_of_all": padding[1],
             "padding_inferred": self.padding.inferred or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -200,6 +201,7 @@ class JobMetrics:
         batch_size: samples of a batch of the loader, if known.
         samples_per_step: samples that the model was given in a training step, on average, if known.
         calls_per_step: calls in which it was given them.
+        input_sizes: process → elements of the model's input over the course of training, shape (steps, 2): step, elements.
         padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
         padding_inferred: it was counted by the tokens, and not by a mask.
         records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
@@ -236,6 +238,7 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     calls_per_step: float | None = None
+    input_sizes: Mapping[str, Floats] = attrs.field(factory=dict)
     padding: tuple[float, float] | None = None
     padding_inferred: bool = False
     ending: JobEnd = attrs.field(factory=JobEnd)
@@ -540,6 +543,17 @@ def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None
     return None if whole is None else (min(whole, 1.0), min(of_all or 0.0, whole, 1.0))
 
 
+def _input_sizes(metadata: tuple[dict[str, Any], ...]) -> dict[str, Floats]:
+    """Return process → steps and the sizes of their inputs, of processes whose record is a table of positive numbers."""
+    found = {}
+    for one in metadata:
+        with suppress(ValueError, TypeError, OverflowError):
+            sizes = np.asarray(one.get("input_sizes"), np.float64)
+            if sizes.ndim == 2 and sizes.shape[1] == 2 and np.isfinite(sizes).all() and (sizes[:, 1] > 0).all():
+                found[process_name(one)] = sizes
+    return found
+
+
 def _mean(metadata: tuple[dict[str, Any], ...], key: str) -> float | None:
     """Return the mean over the processes; None if one did not record it."""
     counts = [one.get(key) for one in metadata]
@@ -668,6 +682,7 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_mean(metadata, "samples_per_step"),
         calls_per_step=_mean(metadata, "calls_per_step"),
+        input_sizes=_input_sizes(metadata),
         padding=_padding(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,

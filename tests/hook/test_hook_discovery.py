@@ -336,6 +336,19 @@ def test_the_samples_of_a_step_come_from_the_models_inputs(session):
     assert session.describe()["calls_per_step"] == 2
 
 
+def test_the_sizes_of_inputs_are_kept_over_the_course_of_the_training(session):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(300):
+        for _ in range(2):
+            model(torch.randn(8 + step, 4)).sum().backward()
+        optimizer.step()
+    sizes = session.describe()["input_sizes"]
+    assert 32 <= len(sizes) <= 64
+    assert {elements - 4 * step for step, elements in sizes} == {32}
+    assert [sizes[0][0], sizes[-1][0] > 290] == [0, True]
+
+
 def test_padding_is_counted_in_the_masks_of_a_loader(session):
     rows = [{"attention_mask": torch.arange(8) < length, "x": torch.randn(4)} for length in (2, 6, 4, 4)]
     model = torch.nn.Linear(4, 2)

@@ -59,6 +59,29 @@ def test_a_gradual_slowdown_saves_all_growth_of_what_grows():
     assert gain.share_of_loop.low < grown < gain.share_of_loop.high
 
 
+@pytest.mark.parametrize(
+    ("longest", "found"),
+    [(1.0, True), (1.5, True), (2.0, False), (3.0, False)],
+    ids=["same", "little", "square", "more"],
+)
+@pytest.mark.parametrize("gradual", [True, False])
+def test_work_that_grows_with_its_inputs_is_no_slowdown(longest, found, gradual):
+    course = np.linspace(0, 1, 400) if gradual else np.repeat([0.0, 1.0], 200)
+    rows, now = [], 1.0
+    for step, part in enumerate(course):
+        times = {"forward": 0.003 * (1 + 2.5 * part), "backward": 0.006 * (1 + 2.5 * part)}
+        rows += training(1, at=now, number=step, **times)
+        now = rows[-1][2] + rows[-1][3]
+    sizes = [(step, round(1000 * (1 + (longest - 1) * course[step]))) for step in range(0, 400, 8)]
+    rank = {"node": "algo-1", "rank": 0, "input_sizes": sizes}
+    assert (verdict_of(rows, metadata=(rank,)).kind is Class.FAIL_SLOW) == found
+
+
+@pytest.mark.parametrize("sizes", [{}, [1, 2], [[1, 0]], [[1, "x"]], [[1, float("nan")]], [[1, 2, 3]]], ids=str)
+def test_sizes_that_are_no_table_are_left_out(sizes):
+    assert metrics_of(training(20), metadata=({"node": "algo-1", "rank": 0, "input_sizes": sizes},)).input_sizes == {}
+
+
 @pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_no_change(seed):

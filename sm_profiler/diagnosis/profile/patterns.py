@@ -418,6 +418,8 @@ def slowdown(case: Case) -> Found | None:
     own = change.after - max(waits[1] * change.after - waits[0] * change.before, 0.0)
     if own < limits.SLOWER * change.before:
         return None  # the script does the same, and waits for a core that others use
+    if own <= _growth_of_inputs(case.metrics, rank, change) ** 2 * change.before:
+        return None  # attention takes the square of what its input grows by, and the rest of a model less
     together = agreement < thresholds.SAME_PART or _grew_alike(rank, change)
     crowded = busier or waits[1] >= waits[0] + limits.FLOOR
     if crowded and together and own < limits.SURELY * change.before:
@@ -459,6 +461,19 @@ def slowdown(case: Case) -> Found | None:
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
         where, ranks=(alone.name,) if alone else (),
     )  # fmt: skip
+
+
+def _growth_of_inputs(metrics: JobMetrics, rank: Rank, change: Change) -> float:
+    """Return how many times as large the model's inputs are in the slow steps as before, at least 1."""
+    sizes = metrics.input_sizes.get(rank.name, np.zeros((0, 2)))
+    if change.gradual:  # the first steps and the last ones differ most
+        before, after = sizes[: len(sizes) // 4, 1], sizes[-len(sizes) // 4 :, 1]
+    else:
+        slow = sizes[:, 0] >= rank.iterations.index[change.at]
+        before, after = sizes[~slow, 1], sizes[slow, 1]
+    if min(len(before), len(after)) < limits.REPEATS:
+        return 1.0
+    return max(float(np.median(after) / np.median(before)), 1.0)
 
 
 def slow_since(loop: Loop, step: int) -> Mask:
