@@ -35,13 +35,14 @@ NUMBERS = frozenset({
     "samples_per_step", "start_us", "end_code", "end_step", "end_us", "oom_kills",
 })  # fmt: skip
 TEXTS = frozenset({"end", "end_error", "framework", "host", "instance_type", "node", "version"})
-COLLECTORS, IDENTITY = "collectors", "identity"
+COLLECTORS, IDENTITY, SIZES = "collectors", "identity", "input_sizes"
 _LARGEST = 2**63
 
 UNKNOWN_PHASE = "Unknown"
 START_KEY = "start_time_since_epoch_in_micros"
 BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
+MAX_SIZES = 1000  # of inputs, of a process
 MAX_METADATA = 1000  # own metadata records of a file
 MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
 
@@ -62,12 +63,23 @@ def _value(name: str, given: Any) -> Any:
         return (
             {key: state for key, state in given.items() if isinstance(state, str)} if isinstance(given, dict) else None
         )
-    is_number = isinstance(given, (int, float)) and not isinstance(given, bool) and -_LARGEST < given < _LARGEST
+    if name == SIZES:
+        return given if isinstance(given, list) and len(given) <= MAX_SIZES and all(map(_is_size, given)) else None
+    is_number = _is_number(given)
     if name in NUMBERS:
         return given if is_number else None
     if name in TEXTS:
         return given if isinstance(given, str) else None
     return given if is_number or isinstance(given, (str, bool)) else None
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and -_LARGEST < given < _LARGEST
+
+
+def _is_size(given: Any) -> bool:
+    """Return whether a value is a step and a positive number of elements."""
+    return isinstance(given, list) and len(given) == 2 and all(map(_is_number, given)) and given[1] > 0
 
 
 class TraceRecord(msgspec.Struct, gc=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -543,17 +542,6 @@ def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None
     return None if whole is None else (min(whole, 1.0), min(of_all or 0.0, whole, 1.0))
 
 
-def _input_sizes(metadata: tuple[dict[str, Any], ...]) -> dict[str, Floats]:
-    """Return process → steps and the sizes of their inputs, of processes whose record is a table of positive numbers."""
-    found = {}
-    for one in metadata:
-        with suppress(ValueError, TypeError, OverflowError):
-            sizes = np.asarray(one.get("input_sizes"), np.float64)
-            if sizes.ndim == 2 and sizes.shape[1] == 2 and np.isfinite(sizes).all() and (sizes[:, 1] > 0).all():
-                found[process_name(one)] = sizes
-    return found
-
-
 def _mean(metadata: tuple[dict[str, Any], ...], key: str) -> float | None:
     """Return the mean over the processes; None if one did not record it."""
     counts = [one.get(key) for one in metadata]
@@ -682,7 +670,9 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_mean(metadata, "samples_per_step"),
         calls_per_step=_mean(metadata, "calls_per_step"),
-        input_sizes=_input_sizes(metadata),
+        input_sizes={
+            process_name(one): np.asarray(sizes, np.float64) for one in metadata if (sizes := one.get("input_sizes"))
+        },
         padding=_padding(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,

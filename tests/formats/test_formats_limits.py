@@ -1,6 +1,7 @@
 """Small files that would take much time or memory are read within bounds, and what is left out is counted."""
 
 import gzip
+import math
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from sm_profiler.formats import trace_reader, trace_records
 from sm_profiler.formats.outcome import Tally, clean, most_events, most_texts, objects
 from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
+from sm_profiler.formats.trace_records import MAX_SIZES, validated
 
 MEGABYTE = 1 << 20
 HOSTILE = {
@@ -49,6 +51,7 @@ def test_bounds_the_memory_of_a_small_compressed_file():
     script = """
 import gzip, resource, sys
 from sm_profiler.formats.trace_reader import read_trace
+from sm_profiler.formats.trace_records import MAX_SIZES, validated
 read_trace(b"[]", "n", "k")
 data = gzip.compress(b"[" + b"{}," * 22_000_000 + b"{}]")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -183,3 +186,11 @@ def test_damaged_text_of_many_tiny_objects_costs_little():
     tally = Tally()
     assert len(list(objects(clean(text, tally), tally))) < len(text) // 10
     assert tally.dropped
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, "x", [1, 2], [[1, 0]], [[1, "x"]], [[1, math.nan]], [[1, 2, 3]], [[1, 2]] * (MAX_SIZES + 1)]
+)
+def test_sizes_of_inputs_that_are_no_table_are_left_out(sizes):
+    assert validated({"input_sizes": sizes}) == {}
+    assert validated({"input_sizes": [[1, 2], [3, 4]]}) == {"input_sizes": [[1, 2], [3, 4]]}

@@ -77,11 +77,6 @@ def test_work_that_grows_with_its_inputs_is_no_slowdown(longest, found, gradual)
     assert (verdict_of(rows, metadata=(rank,)).kind is Class.FAIL_SLOW) == found
 
 
-@pytest.mark.parametrize("sizes", [{}, [1, 2], [[1, 0]], [[1, "x"]], [[1, float("nan")]], [[1, 2, 3]]], ids=str)
-def test_sizes_that_are_no_table_are_left_out(sizes):
-    assert metrics_of(training(20), metadata=({"node": "algo-1", "rank": 0, "input_sizes": sizes},)).input_sizes == {}
-
-
 @pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_no_change(seed):
