@@ -63,7 +63,7 @@ def remote_traceback(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error).strip()
-    except Exception:  # an exception class of the script may override a method and fail in it
+    except (Exception, SystemExit):  # an exception class of the script may override a method and fail in it, or exit
         return ""
 
 

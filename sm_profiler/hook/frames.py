@@ -79,20 +79,21 @@ def _targets() -> tuple[str, ...]:
 
     The script's folder is not among them, even if packages are installed next to it.
     """
-    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = script if isinstance(script, (str, os.PathLike)) else ""
     own = {_real(os.path.dirname(script)), _real(os.curdir)}  # as text
     folders = [folder for folder in sys.path[:MAX_PATHS] if isinstance(folder, str) and _real(folder) not in own]
     return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if _holds_packages(folder))
 
 
 def _real(folder: str) -> str:
-    with contextlib.suppress(OSError):  # a relative path, if the working folder was removed
+    with contextlib.suppress(OSError, ValueError):  # a relative path in a folder that was removed; no path at all
         return os.path.realpath(folder)
     return folder
 
 
 def _holds_packages(folder: str) -> bool:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+    with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:
         return any(entry.name.endswith(INSTALLED) for entry in islice(entries, MAX_ENTRIES))
     return False
 

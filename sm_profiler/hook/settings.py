@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import functools
 import multiprocessing
 import os
+import stat
 import sys
 import threading
 import time
@@ -85,9 +87,15 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
 
 
 def read_config(path: Path) -> ConfigText:
-    """Read a profile's file."""
-    changed = path.stat().st_mtime_ns
-    return ConfigText(path.read_text("utf-8-sig"), path, changed)
+    """Read a profile's file.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read, or is no file: a pipe would wait, and a device may have no end.
+    """
+    state = path.stat()
+    if stat.S_ISFIFO(state.st_mode) or stat.S_ISCHR(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return ConfigText(path.read_text("utf-8-sig"), path, state.st_mtime_ns)
 
 
 def requested_collectors(profile: Profile) -> set[str]:

@@ -235,12 +235,16 @@ class TimedCalls(Collector):
                 if length < LONG_NS:
                     short.add(length)
                     if short.at is None:
-                        short.at = user_line()
+                        session.run(self, self._find_line, short)
                 else:
                     session.run(self, self._ended, kind, short, start, length, path, args, kwargs)
 
         timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
         return timed
+
+    def _find_line(self, short: CallSum) -> None:
+        """Note where the first of the short calls was made."""
+        short.at = user_line()
 
     def _saves_also(self, path: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the path of a call inside the one that runs."""

@@ -167,7 +167,9 @@ class Exposition(ThreadingHTTPServer):
 
     def _write(self, target: Path) -> None:
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps([{"targets": [self._address]}]), "utf-8")
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "x", encoding="utf-8") as file:  # not where a link of another user leads
+            file.write(json.dumps([{"targets": [self._address]}]))
         temporary.replace(target)
 
     def service_actions(self) -> None:

@@ -303,12 +303,20 @@ def test_a_damaged_record_of_an_exit_code_is_no_error(tmp_path, content):
     assert not (tmp_path / "framework").exists()
 
 
+class ExitingError(Exception):
+    """One whose text ends the process."""
+
+    def __str__(self):
+        raise SystemExit(9)
+
+
 def test_errors_are_one_bounded_line():
     class OfTheScriptError(Exception):
         def __str__(self):
             raise ValueError
 
     assert error_line(OfTheScriptError()).endswith("OfTheScriptError")
+    assert error_line(ExitingError()).endswith("ExitingError")
     assert error_line(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
     assert len(error_line(ValueError("x" * 10_000))) == MAX_ERROR
     assert error_line(RuntimeError()) == "RuntimeError"

@@ -90,6 +90,15 @@ def test_packages_of_pip_install_target_are_libraries_but_not_the_script_beside_
     assert leaf == "made.up.call"
 
 
+@pytest.mark.parametrize("file", [5, "/a\0b/train.py", None])
+def test_places_that_are_no_paths_do_not_matter(file, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/a\0b", "/\ud800", 5, None, *sys.path])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
+    frames._targets.cache_clear()
+    assert not frames.is_library("/w/train.py")
+    frames._targets.cache_clear()
+
+
 def test_a_removed_working_folder_does_not_matter(tmp_path, monkeypatch):
     folder = tmp_path / "gone"
     folder.mkdir()

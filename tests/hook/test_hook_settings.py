@@ -1,10 +1,12 @@
 """Sources of a job's configuration: their order, and the root of paths."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,13 @@ from sm_profiler.hook import entry, settings
 from tests.support.hook import environment
 
 TEXT = '{"ProfilingParameters": {"LocalPath": "/x"}}'
+
+
+def test_a_pipe_or_a_device_is_no_configuration(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            settings.find_config({"SM_PROFILER_CONFIG": str(path)})
 
 
 def test_there_may_be_no_configuration(tmp_path):

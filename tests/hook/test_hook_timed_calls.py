@@ -138,6 +138,13 @@ def test_a_failing_record_switches_the_collector_off(wrapped, session, monkeypat
     assert module.save(5_000_000) == 5_000_000
 
 
+def test_a_line_that_cannot_be_found_harms_no_call(wrapped, session, monkeypatch):
+    module, _ = wrapped
+    monkeypatch.setattr(timed_calls, "user_line", lambda: 1 / 0)
+    assert module.save(5) == 5
+    assert session.guard.is_off(TimedCalls.name)
+
+
 @pytest.mark.usefixtures("session")
 def test_wrappers_look_like_the_functions_and_are_removed():
     originals = [getattr(owner, name).__wrapped__ for owner, name in WRAPPED]

@@ -302,10 +302,15 @@ def test_the_address_of_a_killed_monitor_is_removed_by_another(tmp_path):
         while {path.name for path in tmp_path.iterdir()} != expected:
             assert time.monotonic() < until
             time.sleep(0.01)
+        kept = tmp_path / "kept"
+        kept.write_text("mine")
+        (tmp_path / own).with_suffix(f".{os.getpid()}.tmp").symlink_to(kept)  # of another user
         (tmp_path / own).unlink()  # by a monitor that took this one for dead while it was suspended
         server._renew_at = 0.0
         server.service_actions()
-        assert (tmp_path / own).exists()
+        assert (tmp_path / own).is_file()
+        assert not (tmp_path / own).is_symlink()
+        assert kept.read_text() == "mine"
     finally:
         server.close()
     assert not (tmp_path / own).exists()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import time
 from urllib.parse import urlencode, urljoin
 
 import pytest
@@ -250,6 +251,14 @@ def test_a_token_is_required_and_turned_into_a_cookie(folder):
     assert browser.get("/proxy/8899/", headers=named).status_code == 200
     assert browser.get(address(folder), headers={**named, "host": "studio.example"}).status_code == 200
     assert browser.get("/", headers={"cookie": "sm-profiler-8899=wrong"}).status_code == 403
+
+
+def test_a_long_cookie_takes_no_time_of_other_viewers(folder):
+    """It is read before the token is known to be right."""
+    browser, other = client(folder, token=TOKEN, port=8899), 'a="' + "\\1" * 30_000 + '"'
+    before = time.process_time()
+    assert browser.get("/list", headers={"cookie": f"{other}; sm-profiler-8899={TOKEN}"}).status_code == 200
+    assert time.process_time() - before < 1
 
 
 def test_answers_with_and_without_the_base(folder):

@@ -14,7 +14,7 @@ from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import user_line
-from sm_profiler.hook.guard import run_bounded
+from sm_profiler.hook.guard import attempt, run_bounded
 from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Compilations(Collector):
 
     def _begins(self, *_: Any) -> None:
         self._began = self._clock()
-        self._line = user_line()
+        self._line = attempt(user_line) or {}  # torch would raise an error of a callback in the script
 
     def _ends(self, args: Any = None) -> None:
         began, self._began = self._began, 0
