@@ -1,4 +1,4 @@
-"""What the models are given in training: samples, calls, and how large the inputs are over the course of the steps."""
+"""Inputs of models in training: samples, calls, and how large they are over the course of the steps."""
 
 from __future__ import annotations
 
