@@ -173,6 +173,14 @@ def test_what_a_trainer_does_beside_small_steps_is_their_fixed_cost(step, line, 
         assert "the trainer's own code" in verdict.main.headline
 
 
+@pytest.mark.parametrize(("outside", "found"), [(0.008, Class.INPUT_BOUND), (0.0012, Class.BALANCED)])
+def test_batches_of_an_iterator_that_a_library_calls_are_input(outside, found):
+    """The script's line calls trainer.fit(), whose loop is no code of the script."""
+    making = stack("outside", 6.0, (40, "main"), (8, "Recordings.__iter__"))
+    verdict = decide(judged(training(400, wait=0, outside=outside), making, stack("forward", 2.0, (40, "main"))))
+    assert (verdict.kind, verdict.also) == (found, ())
+
+
 def test_a_loop_outside_the_training_loop_is_no_iterator():
     nested = stack("outside", 6.0, (20, "report"), (8, "rows"))
     verdict = decide(judged(training(400, wait=0, outside=0.008), nested, stack("forward", 2.0, 21)))

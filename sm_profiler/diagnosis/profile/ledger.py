@@ -466,8 +466,13 @@ class SeenCode:
         )
 
     def maker(self, one: Sampled) -> Place | None:
-        """Return the function from which the loop's header, or the line that calls the model, gets its next batch, if it is in one."""
+        """Return the function from which the loop's header, or the line that calls the model, gets its next batch, if it is in one.
+
+        The loop may be a library's, which calls the script's iterator.
+        """
         for caller, callee in zip(one.places, one.places[1:], strict=False):
+            if callee.function.endswith((".__iter__", ".__next__")):
+                return callee
             if (caller.file, caller.function) not in self.loops:
                 continue
             before_model = one.phase in ("outside", "gc") and self.phases_of.get(caller, {}).keys() == {"forward"}
@@ -565,7 +570,7 @@ class SeenCode:
 
     def _own_activity(self, one: Sampled) -> str:
         """Return the activity that the innermost function of a stack, or its line, shows; "" if it shows none."""
-        if self.loops and self.maker(one) is not None:
+        if self.maker(one) is not None:
             return MAKING
         if _READ.search(one.leaf) or (one.leaf == _LAUNCH and one.places[-1:] and one.places[-1] in self.blocked):
             return RUNNING
