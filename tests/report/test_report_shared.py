@@ -177,7 +177,8 @@ def test_what_a_trainer_does_beside_small_steps_is_their_fixed_cost(step, line, 
 def test_batches_of_an_iterator_that_a_library_calls_are_input(outside, found):
     """The script's line calls trainer.fit(), whose loop is no code of the script."""
     making = stack("outside", 6.0, (40, "main"), (8, "Recordings.__iter__"))
-    verdict = decide(judged(training(400, wait=0, outside=outside), making, stack("forward", 2.0, (40, "main"))))
+    phases = [stack(phase, 2.0, (40, "main"), (21, "Net.training_step")) for phase in ("forward", "backward")]
+    verdict = decide(judged(training(400, wait=0, outside=outside), making, *phases))
     assert (verdict.kind, verdict.also) == (found, ())
 
 
