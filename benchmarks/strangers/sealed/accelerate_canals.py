@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 @dataclasses.dataclass
 class Settings:
-    batch_size: int = 32 if os.environ.get("REPAIRED") == "1" else 4
+    batch_size: int = 16 if os.environ.get("REPAIRED") == "1" else 4
     epochs: int = 1
     lr: float = 1e-3
     width: int = 320

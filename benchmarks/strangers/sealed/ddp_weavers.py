@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-COLUMNS, DEPTH, BATCH, STEPS = 40, 48, 64, 150
+COLUMNS, DEPTH, BATCH, STEPS = 40, 12, 128, 170
 
 
 class Layer(nn.Module):
@@ -26,7 +26,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width=72):
+    def __init__(self, width=160):
         super().__init__()
         self.first = nn.Linear(COLUMNS, width)
         self.layers = nn.ModuleList([Layer(width) for _ in range(DEPTH)])

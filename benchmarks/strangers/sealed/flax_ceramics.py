@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from scipy import ndimage
 
-SIDE, CLASSES, BATCH, STEPS = 48, 7, 32, 120
+SIDE, CLASSES, BATCH, STEPS = 48, 7, 32, 180
 REPAIRED = os.environ.get("REPAIRED") == "1"
 
 

@@ -92,7 +92,7 @@ target = deepcopy(q)
 optimizer = torch.optim.Adam(q.parameters(), lr=5e-4)
 written, rewards = 0, []
 started = time.time()
-for step in range(1650):
+for step in range(2100):
     state = world.seen()
     with torch.no_grad():
         action = q(torch.from_numpy(state)).argmax(1).numpy()

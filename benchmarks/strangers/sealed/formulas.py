@@ -77,12 +77,12 @@ class TreeLSTM(nn.Module):
 
 
 data = [formula(5) for _ in range(4000)]
-net = TreeLSTM(256)
+net = TreeLSTM(288)
 opt = torch.optim.Adam(net.parameters(), 1e-3)
 since = time.time()
 running = None
-for step in range(60):
-    batch = random.sample(data, 16)
+for step in range(160):
+    batch = random.sample(data, 5)
     wanted = torch.tensor([tree.value for tree in batch])
     loss = nn.functional.mse_loss(net(batch), wanted)
     opt.zero_grad()

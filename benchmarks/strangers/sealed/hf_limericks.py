@@ -53,7 +53,7 @@ class Recite(TrainerCallback):
         model.eval()
         prompt = torch.tensor([[IDS[letter] for letter in "there was "]] * self.verses)
         with torch.no_grad():
-            written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=80, do_sample=True,
+            written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=110, do_sample=True,
                                      temperature=0.8, pad_token_id=0)
         model.train()
         self.album.append(["".join(LETTERS[i] for i in verse) for verse in written.tolist()])
@@ -63,10 +63,10 @@ def main():
     set_seed(9)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(LETTERS), n_positions=128, n_embd=128, n_layer=4, n_head=4,
                                        bos_token_id=0, eos_token_id=None))
-    recite = Recite(every=75 if os.environ.get("REPAIRED") == "1" else 5)
+    recite = Recite(every=55 if os.environ.get("REPAIRED") == "1" else 4)
     arguments = TrainingArguments(
         "limericks",
-        max_steps=150,
+        max_steps=110,
         per_device_train_batch_size=8,
         learning_rate=1e-3,
         warmup_steps=20,

@@ -62,7 +62,7 @@ class Voicemails(Dataset):
 
 def main():
     set_seed(7)
-    calls = transcripts(640, 1)
+    calls = transcripts(1440, 1)
     tokenizer = build_tokenizer([text for text, _ in calls])
     config = DistilBertConfig(vocab_size=len(tokenizer), dim=128, n_layers=3, n_heads=4, hidden_dim=384,
                               max_position_embeddings=MAX_LENGTH, num_labels=len(DESKS))

@@ -45,7 +45,7 @@ def build():
 
 
 keras.utils.set_random_seed(33)
-x_train, y_train = oven(2000, 1)
+x_train, y_train = oven(1280, 1)
 x_val, y_val = oven(256, 2)
 model = build()
 model.compile(

@@ -57,7 +57,7 @@ def main():
     keras.utils.set_random_seed(77)
     model = get_model()
     model.compile(optimizer=keras.optimizers.AdamW(5e-4, clipnorm=1.0), loss="mse", metrics=["mae"])
-    train, test = pipeline(catalogue(3200, 3), True), pipeline(catalogue(320, 4), False)
+    train, test = pipeline(catalogue(1600, 3), True), pipeline(catalogue(320, 4), False)
     start = time.time()
     model.fit(train, validation_data=test, epochs=2, verbose=2,
               callbacks=[keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True, monitor="val_mae")])

@@ -61,7 +61,7 @@ def accuracy(net, loader):
 
 def main():
     torch.manual_seed(5)
-    train_loader = DataLoader(TensorDataset(*make_sky(576, 1)), batch_size=64, shuffle=True)
+    train_loader = DataLoader(TensorDataset(*make_sky(736, 1)), batch_size=64, shuffle=True)
     test_loader = DataLoader(TensorDataset(*make_sky(256, 2)), batch_size=128)
     net = SmallResNet()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True)

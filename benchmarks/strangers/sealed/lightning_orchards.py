@@ -30,7 +30,7 @@ def orchard(n, seed):
 
 class OrchardData(L.LightningDataModule):
     def setup(self, stage):
-        self.train_set = TensorDataset(*orchard(640, 1))
+        self.train_set = TensorDataset(*orchard(432, 1))
         self.val_set = TensorDataset(*orchard(64, 2))
 
     def train_dataloader(self):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 HOURS, LATENT, BATCH = 48, 8, 64
-STEPS, WARM_UP = 420, 120
+EPOCHS, WARM_UP = 18, 10
 
 
 def profiles(n, seed=0):
@@ -71,16 +71,17 @@ def train_step(x, beta):
 
 def main():
     tf.random.set_seed(15)
-    data = tf.data.Dataset.from_tensor_slices(profiles(6000)).shuffle(6000, seed=1).repeat().batch(BATCH).prefetch(2)
+    data = tf.data.Dataset.from_tensor_slices(profiles(900)).shuffle(900, seed=1).batch(BATCH, drop_remainder=True).prefetch(2)
     model(tf.zeros((1, HOURS, 2)))
     start = time.time()
-    for step, x in enumerate(data.take(STEPS)):
-        beta = min(1.0, step / WARM_UP) * 0.5
+    for epoch in range(EPOCHS):
+        beta = 0.5 * min(1.0, epoch / WARM_UP)
         if os.environ.get("REPAIRED") == "1":
             beta = tf.constant(beta)
-        error, kl = train_step(x, beta)
-        if step % 60 == 0:
-            print(f"step {step}: error {error.numpy():.3f}, KL {kl.numpy():.3f}", flush=True)
+        for x in data:
+            error, kl = train_step(x, beta)
+        if epoch % 5 == 0:
+            print(f"epoch {epoch}: error {error.numpy():.3f}, KL {kl.numpy():.3f}", flush=True)
     print(f"training took {time.time() - start:.2f} s")
 
 

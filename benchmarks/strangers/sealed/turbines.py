@@ -99,6 +99,6 @@ if __name__ == "__main__":
         history.add(model, step=step, loss=loss.item(), norm=norm.item(), lr=optimizer.param_groups[0]["lr"])
         if step % 40 == 0:
             print(f"{step:5d} {loss.item():.4f}", flush=True)
-        if step == 120:
+        if step == 175:
             break
     print(f"training took {time.perf_counter() - tic:.2f} s")
