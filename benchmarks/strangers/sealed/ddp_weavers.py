@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-COLUMNS, DEPTH, BATCH, STEPS = 40, 12, 128, 170
+COLUMNS, DEPTH, BATCH, STEPS = 40, 12, 256, 110
 
 
 class Layer(nn.Module):

@@ -63,11 +63,11 @@ def main():
     set_seed(9)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(LETTERS), n_positions=128, n_embd=128, n_layer=4, n_head=4,
                                        bos_token_id=0, eos_token_id=None))
-    recite = Recite(every=55 if os.environ.get("REPAIRED") == "1" else 4)
+    recite = Recite(every=75 if os.environ.get("REPAIRED") == "1" else 4)
     arguments = TrainingArguments(
         "limericks",
-        max_steps=110,
-        per_device_train_batch_size=8,
+        max_steps=150,
+        per_device_train_batch_size=4,
         learning_rate=1e-3,
         warmup_steps=20,
         logging_steps=50,

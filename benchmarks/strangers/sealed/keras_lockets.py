@@ -40,7 +40,7 @@ def get_model():
     ids = keras.Input((LENGTH,), dtype="int32")
     places = keras.ops.arange(LENGTH)
     x = layers.Embedding(WORDS, WIDTH)(ids) + layers.Embedding(LENGTH, WIDTH)(places)
-    for _ in range(3):
+    for _ in range(2):
         x = Block(WIDTH, 4)(x)
     x = layers.GlobalMaxPooling1D()(layers.LayerNormalization()(x))
     return keras.Model(ids, layers.Dense(1)(x))
@@ -57,7 +57,7 @@ def main():
     keras.utils.set_random_seed(77)
     model = get_model()
     model.compile(optimizer=keras.optimizers.AdamW(5e-4, clipnorm=1.0), loss="mse", metrics=["mae"])
-    train, test = pipeline(catalogue(1600, 3), True), pipeline(catalogue(320, 4), False)
+    train, test = pipeline(catalogue(3000, 3), True), pipeline(catalogue(320, 4), False)
     start = time.time()
     model.fit(train, validation_data=test, epochs=2, verbose=2,
               callbacks=[keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True, monitor="val_mae")])
