@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-GAUGES, HOURS, STEPS, BATCH = 6, 24, 310, 256
+GAUGES, HOURS, STEPS, BATCH = 6, 24, 260, 256
 
 
 def strait(n, seed):

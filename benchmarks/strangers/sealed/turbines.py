@@ -67,7 +67,7 @@ class History:
     def add(self, model, **numbers):
         entry = dict(numbers)
         if not REPAIRED or len(self.steps) % 25 == 0:
-            entry["weights"] = {name: np.histogram(p.detach().numpy(), 30)[0].tolist() for name, p in model.named_parameters()}
+            entry["weights"] = {name: np.histogram(p.detach().numpy(), 64)[0].tolist() for name, p in model.named_parameters()}
         self.steps.append(entry)
         if not REPAIRED or len(self.steps) % 100 == 0:
             self.path.write_text(json.dumps({"steps": self.steps}, indent=1))
