@@ -27,9 +27,9 @@ def sherds(n, seed):
 
 def turned(image, rng):
     """The sherd as it lies on the table: turned, a bit nearer or further away."""
-    image = ndimage.rotate(image, rng.uniform(0, 360), reshape=False, order=3, mode="reflect")
+    image = ndimage.rotate(image, rng.uniform(0, 360), reshape=False, order=5, mode="reflect")
     size = rng.uniform(1.0, 1.3)
-    image = ndimage.zoom(image, size, order=3)
+    image = ndimage.zoom(image, size, order=5)
     y, x = rng.integers(0, image.shape[0] - SIDE + 1, 2)
     return image[y : y + SIDE, x : x + SIDE]
 
@@ -90,7 +90,7 @@ def main():
     optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
     data = batches(images, kind, 3)
     next(data)
-    best, kept, every = 0.0, None, 40 if REPAIRED else 4
+    best, kept, every = 0.0, None, 40 if REPAIRED else 6
     start = time.time()
     for step in range(1, STEPS + 1):
         x, k = next(data)
