@@ -67,7 +67,7 @@ class History:
     def add(self, model, **numbers):
         entry = dict(numbers)
         if not REPAIRED or len(self.steps) % 25 == 0:
-            entry["weights"] = {name: np.histogram(p.detach().numpy(), 64)[0].tolist() for name, p in model.named_parameters()}
+            entry["weights"] = {name: np.histogram(p.detach().numpy(), 40)[0].tolist() for name, p in model.named_parameters()}
         self.steps.append(entry)
         if not REPAIRED or len(self.steps) % 100 == 0:
             self.path.write_text(json.dumps({"steps": self.steps}, indent=1))
@@ -99,6 +99,6 @@ if __name__ == "__main__":
         history.add(model, step=step, loss=loss.item(), norm=norm.item(), lr=optimizer.param_groups[0]["lr"])
         if step % 40 == 0:
             print(f"{step:5d} {loss.item():.4f}", flush=True)
-        if step == 175:
+        if step == 160:
             break
     print(f"training took {time.perf_counter() - tic:.2f} s")
