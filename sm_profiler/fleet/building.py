@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
-from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
+from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, value_of
 from sm_profiler.fleet.finding import (
     DATASET,
     IndexCandidate,
@@ -61,6 +61,7 @@ LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most 
 NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
 MAX_BYTES = 1 << 30  # of the file, and of its content
 
+KEYS = 12  # shown, of which some job has a value
 TIMES = ("created", "started", "ended")
 _PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
@@ -116,6 +117,8 @@ def build_fleet(
             f"Left out, as no training: {plural(brief, 'profile')} without a step and of {BRIEF:g} s at most, such as of a check "
             "that only imports a framework."
         )
+    if tuple(group_by) != GROUP_BY:
+        notes += _groupless(rows, group_by)
     if twice := len(run.rows) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
@@ -185,6 +188,16 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
     unknown = sum(not row.instance_type for row in others)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
+
+
+def _groupless(rows: Sequence[FleetJob], group_by: Iterable[str]) -> Iterator[str]:
+    """Return a note for each key by which nothing can be grouped: misspelt, or recorded for no job."""
+    for key in dict.fromkeys(group_by):
+        if rows and not any(value_of(row, key) for row in rows):
+            known = {*ATTRIBUTES, *ON_REQUEST, HOST, *(tag for row in rows for tag in row.tags)}
+            ones = sorted(one for one in known if any(value_of(row, one) for row in rows))
+            shown = f"; some have {', '.join(ones[:KEYS])}{' and others' if len(ones) > KEYS else ''}" if ones else ""
+            yield f"Not grouped by {safe_sentence(key)}, which no job has{safe_sentence(shown)}."
 
 
 def _some(names: set[str]) -> str:

@@ -67,6 +67,8 @@ def how_it_ends() -> dict[str, Any]:
         return {END: COMPLETED, END_CODE: 0}
     if isinstance(error, KeyboardInterrupt):
         return {END: STOPPED, END_ERROR: "KeyboardInterrupt"}
+    if type(error).__name__ == "SignalException" and getattr(error, "sigval", None) in STOP_SIGNALS:
+        return {END: STOPPED}  # torchrun turns a signal into this exception
     place = place_of(error)
     return {
         END: CRASHED,

@@ -101,6 +101,7 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
     Raises:
         ProfilerError: a variable in a path is not set, or no folder can be written.
     """
+    names_user = "%u" in profile.local_path
     profile = with_variables(profile, environment)
     given = rooted(profile.local_path, environment)
     if not _has_own_folder(profile, environment):
@@ -117,7 +118,7 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             continue
         if problems and new:
             of_others = problems[0].endswith(_OF_OTHERS) or _is_of_others(given)
-            hint = _OF_OTHERS_HINT if of_others else ""
+            hint = _OF_OTHERS_HINT if of_others and not names_user else ""
             logger.warning("sm-profiler: %s; this profile is written to %s%s", problems[0], printable(folder), hint)
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))

@@ -100,6 +100,15 @@ def test_the_fleet_names_what_is_lost(library):
     assert "INPUT_BOUND" in json.dumps(fleet["causes"])
 
 
+def test_dollars_without_a_price_are_unknown_and_not_none(library):
+    (fleet,) = map(data, ask(build_server(library), ("fleet", {"group_by": "host"})))
+    sums = [fleet["totals"], *(group["sums"] for group in (*fleet["groups"], *fleet["weeks"]))]
+    assert {one["priced"] for one in sums} == {0}
+    assert {value for one in sums for name, value in one.items() if name.endswith("_usd")} == {None}
+    assert {cause["usd"] for cause in fleet["causes"]} == {None}
+    assert fleet["totals"]["instance_hours"] > 0
+
+
 def test_all_tools_only_read(library):
     async def talk():
         async with Client(build_server(library)) as client:

@@ -98,6 +98,14 @@ def test_a_folder_that_links_to_itself_ends(jobs):
     assert [job.name for job in fleet.jobs if job.error] == ["out"]
 
 
+def test_a_key_that_no_job_has_is_named(jobs):
+    """A misspelt key made no groups, without a word."""
+    (note,) = [note for note in build(jobs, group_by=("teem", "team")).notes if "grouped" in note]
+    assert note.startswith("Not grouped by teem, which no job has; some have ")
+    assert "team" in note.partition(";")[2]
+    assert not [note for note in build(jobs).notes if "grouped" in note]  # the default keys need not be known
+
+
 def test_rows_sums_and_choice(jobs):
     fleet = build(jobs, group_by=("team", "image"))
     assert fleet.totals.jobs == fleet.totals.judged == 4

@@ -218,6 +218,8 @@ def test_a_process_that_is_asked_to_stop_before_its_first_step_has_the_line(tmp_
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])", "", {"end": "crashed", "end_code": 2, "end_step": 0}),
         ("raise MemoryError", "", {"end": "crashed", "end_error": "MemoryError"}),
         ("raise KeyboardInterrupt", "", {"end": "stopped", "end_error": "KeyboardInterrupt"}),
+        ("import signal\nfrom torch.distributed.elastic.multiprocessing.api import SignalException\nraise SignalException('15', signal.SIGTERM)", "", {"rank": None, "end": "stopped", "end_step": 0}),
+        ("import signal\nfrom torch.distributed.elastic.multiprocessing.api import SignalException\nraise SignalException('3', signal.SIGQUIT)", "", {"end": "crashed", "end_code": 1}),
         ("import os\nos._exit(4)", "", {"end": "crashed", "end_code": 4, "end_step": 0}),
         ("import sys\nsys.exit(0)", "", None),
         ("import os\nos._exit(0)", "", None),

@@ -232,6 +232,33 @@ def test_slurm_starts_torchrun_on_every_node(tmp_path, manifest):
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ({}, {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "CONFIG"}),
+        ({"SM_PROFILER_AUTO": "0"}, {"SM_PROFILER_CONFIG": "CONFIG"}),
+        ({"SM_PROFILER_AUTO": "", "SM_PROFILER_CONFIG": "{}"}, {}),
+    ],
+)
+def test_the_task_prolog_profiles_each_job_that_does_not_opt_out(tmp_path, own, added):
+    script, config = (MANIFESTS / "task_prolog.sh").read_text(), tmp_path / "sm-profiler.json"
+    assert script in (ROOT / "docs/elsewhere/slurm.md").read_text()
+    prolog = tmp_path / "prolog.sh"
+    prolog.write_text(script.replace("/shared/sm-profiler.json", str(config)))
+
+    def exported():
+        command = ["bash", str(prolog)]
+        found = subprocess.run(
+            command, env={"PATH": os.environ["PATH"], **own}, capture_output=True, text=True, check=True
+        )
+        assert not found.stderr
+        return dict(line.removeprefix("export ").split("=", 1) for line in found.stdout.splitlines())
+
+    assert exported() == {}  # without a configuration each Python process would report that the hook is off
+    config.write_text("{}")
+    assert exported() == {name: value.replace("CONFIG", str(config)) for name, value in added.items()}
+
+
 def test_the_pytorchjob_is_valid_and_its_containers_profile():
     manifest = yaml.safe_load((MANIFESTS / "pytorchjob.yaml").read_text())
     jsonschema.validate(manifest, PYTORCH_JOB)

@@ -172,6 +172,16 @@ def test_the_second_user_of_a_plain_folder_gets_the_hint(tmp_path):
 
 
 @needs_root
+def test_the_hint_is_left_out_of_a_path_that_has_it(tmp_path):
+    tmp_path.chmod(0o1777)
+    (tmp_path / "profiles").mkdir(mode=0o755)
+    os.chown(tmp_path / "profiles", NOBODY - 1, NOBODY - 1)
+    (error,) = finish(start(tmp_path, tmp_path / "profiles" / "%u" / "%j", "train", user=NOBODY))
+    assert "belongs to another user; this profile is written to" in error
+    assert "%u" not in error
+
+
+@needs_root
 def test_what_another_user_planted_is_not_followed(tmp_path):
     tmp_path.chmod(0o1777)
     elsewhere = tmp_path / "elsewhere"
