@@ -37,34 +37,39 @@ _READ = 4000  # characters of a message that are read
 _TRACEBACK, _MAX_TRACEBACK = "Traceback (most recent call last):", 1 << 16  # its beginning; characters that are read
 
 
-def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
-    """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print.
+def message_of(error: BaseException) -> str:
+    """Return an exception's text; "" if it has none, or fails.
 
-    Args:
-        mask: what hides secrets in the line before it is cut.
+    Read it once: that runs code of the script, which may print, or take its time.
     """
-    kind = type(error)
-    module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
-    message = next((line.strip() for line in _message(error)[:_READ].splitlines() if line.strip()), "")
-    line = f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"
-    inner = remote_traceback(error).splitlines()
-    return bounded_line(mask(next((one for one in inner[1:] if one and not one[0].isspace()), line)))
-
-
-def remote_traceback(error: BaseException) -> str:
-    """Return the traceback of another process or thread that an exception has as its message; "" for none.
-
-    So torch raises what failed in a DataLoader's worker again: the exception itself names only the worker.
-    """
-    _, header, found = _message(error)[-_MAX_TRACEBACK:].rpartition(_TRACEBACK)
-    return f"{header}{found}" if header else ""
-
-
-def _message(error: BaseException) -> str:
     try:
         return str(error).strip()
     except (Exception, SystemExit):  # an exception class of the script may override a method and fail in it, or exit
         return ""
+
+
+def error_line(error: BaseException, message: str, mask: Callable[[str], str] = str) -> str:
+    """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print.
+
+    Args:
+        message: its `message_of`.
+        mask: what hides secrets in the line before it is cut.
+    """
+    kind = type(error)
+    module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
+    first = next((line.strip() for line in message[:_READ].splitlines() if line.strip()), "")
+    line = f"{module}{kind.__qualname__}: {first}" if first else f"{module}{kind.__qualname__}"
+    inner = remote_traceback(message).splitlines()
+    return bounded_line(mask(next((one for one in inner[1:] if one and not one[0].isspace()), line)))
+
+
+def remote_traceback(message: str) -> str:
+    """Return the traceback of another process or thread that is an exception's message; "" for none.
+
+    So torch raises what failed in a DataLoader's worker again: the exception itself names only the worker.
+    """
+    _, header, found = message[-_MAX_TRACEBACK:].rpartition(_TRACEBACK)
+    return f"{header}{found}" if header else ""
 
 
 def bounded_line(text: str) -> str:

@@ -78,8 +78,8 @@ def _is_number(given: Any) -> bool:
 
 
 def _is_size(given: Any) -> bool:
-    """Return whether a value is a step and a positive number of elements."""
-    return isinstance(given, list) and len(given) == 2 and all(map(_is_number, given)) and given[1] > 0
+    """Return whether a value is a step and a number of elements, of which there is one at least: ratios stay finite."""
+    return isinstance(given, list) and len(given) == 2 and all(map(_is_number, given)) and given[1] >= 1
 
 
 class TraceRecord(msgspec.Struct, gc=False):

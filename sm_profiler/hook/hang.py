@@ -29,14 +29,13 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler.formats import recorded
-from sm_profiler.formats.process_end import error_line
 from sm_profiler.formats.recorded import ChildProcess, DeadThread, ThreadStack
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, Stack, current_frames, is_library, shown, stack_of
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.process_end import place_of
+from sm_profiler.hook.process_end import line_and_place
 from sm_profiler.hook.rest import CallRest, MarkedRest
 from sm_profiler.hook.secrets import masked
 from sm_profiler.settings import HANG_SECONDS
@@ -421,5 +420,5 @@ class DeadThreads:
         name = thread.name if thread is not None else ""
         if error is None or isinstance(error, SystemExit):
             return
-        dead = DeadThread(name=name, error=masked(error_line(error)), where=place_of(error))
-        self._found.append((self._clock(), dead))
+        line, place = line_and_place(error, masked)
+        self._found.append((self._clock(), DeadThread(name=name, error=line, where=place)))

@@ -41,6 +41,7 @@ from sm_profiler.formats.process_end import (
     STOP_SIGNALS,
     STOPPED,
     error_line,
+    message_of,
     remote_traceback,
 )
 from sm_profiler.formats.trace_recovery import recover_traces
@@ -69,10 +70,10 @@ def how_it_ends() -> dict[str, Any]:
         return {END: STOPPED, END_ERROR: "KeyboardInterrupt"}
     if type(error).__name__ == "SignalException" and getattr(error, "sigval", None) in STOP_SIGNALS:
         return {END: STOPPED}  # torchrun turns a signal into this exception
-    place = place_of(error)
+    line, place = line_and_place(error, masked_message)
     return {
         END: CRASHED,
-        END_ERROR: error_line(error, masked_message),
+        END_ERROR: line,
         **({END_PLACE: place} if place else {}),
         END_CODE: 1 if code is None else code,
     }
@@ -123,14 +124,21 @@ def _before_first_step(process: Mapping[str, Any], now_us: int, code: int | None
     return {**process, "start_us": process["loaded_us"], **end, END_US: now_us, END_STEP: 0}
 
 
-def place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none.
+def line_and_place(error: BaseException, mask: Callable[[str], str]) -> tuple[str, str]:
+    """Return an exception as one line, and the innermost line of the user's code that it passed.
 
     What failed in another process first passed lines there.
+
+    Args:
+        mask: what hides secrets in the line.
+
+    Returns:
+        The line, and the place as `train.py:12`; "" if there is none.
     """
+    message = message_of(error)
     passed = [(frame.f_code.co_filename, str(line)) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [one for one in (*passed, *_FRAME.findall(remote_traceback(error))) if not is_library(one[0])]
-    return f"{Path(shown(own[-1][0])).name}:{own[-1][1]}" if own else ""
+    own = [one for one in (*passed, *_FRAME.findall(remote_traceback(message))) if not is_library(one[0])]
+    return error_line(error, message, mask), f"{Path(shown(own[-1][0])).name}:{own[-1][1]}" if own else ""
 
 
 def _unhandled() -> BaseException | None:

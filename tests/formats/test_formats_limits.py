@@ -189,7 +189,8 @@ def test_damaged_text_of_many_tiny_objects_costs_little():
 
 
 @pytest.mark.parametrize(
-    "sizes", [{}, "x", [1, 2], [[1, 0]], [[1, "x"]], [[1, math.nan]], [[1, 2, 3]], [[1, 2]] * (MAX_SIZES + 1)]
+    "sizes",
+    [{}, "x", [1, 2], [[1, 0]], [[1, 5e-324]], [[1, "x"]], [[1, math.nan]], [[1, 2, 3]], [[1, 2]] * (MAX_SIZES + 1)],
 )
 def test_sizes_of_inputs_that_are_no_table_are_left_out(sizes):
     assert validated({"input_sizes": sizes}) == {}

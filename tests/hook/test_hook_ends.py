@@ -10,9 +10,9 @@ import time
 import pytest
 
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER, STOP_FOLDER
-from sm_profiler.formats.process_end import MAX_ERROR, error_line
+from sm_profiler.formats.process_end import MAX_ERROR
 from sm_profiler.formats.trace_recovery import recover_traces
-from sm_profiler.hook.process_end import place_of
+from sm_profiler.hook.process_end import line_and_place
 from sm_profiler.limits import Limits
 from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor.run_state import RunState, read_state, write_state
@@ -312,16 +312,37 @@ class ExitingError(Exception):
         raise SystemExit(9)
 
 
+ODD_ERROR = """
+import atexit
+from sm_profiler.hook.process_end import how_it_ends
+
+class OddError(Exception):
+    def __str__(self):
+        print("read", flush=True)
+        return "odd"
+
+def end():
+    assert how_it_ends()["end_error"] == "OddError: odd"
+
+atexit.register(end)
+raise OddError
+"""
+
+
+def line_of(error):
+    return line_and_place(error, str)[0]
+
+
 def test_errors_are_one_bounded_line():
     class OfTheScriptError(Exception):
         def __str__(self):
             raise ValueError
 
-    assert error_line(OfTheScriptError()).endswith("OfTheScriptError")
-    assert error_line(ExitingError()).endswith("ExitingError")
-    assert error_line(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
-    assert len(error_line(ValueError("x" * 10_000))) == MAX_ERROR
-    assert error_line(RuntimeError()) == "RuntimeError"
+    assert line_of(OfTheScriptError()).endswith("OfTheScriptError")
+    assert line_of(ExitingError()).endswith("ExitingError")
+    assert line_of(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
+    assert len(line_of(ValueError("x" * 10_000))) == MAX_ERROR
+    assert line_of(RuntimeError()) == "RuntimeError"
 
 
 def test_what_failed_in_a_worker_has_its_own_reason_and_line():
@@ -332,8 +353,15 @@ def test_what_failed_in_a_worker_has_its_own_reason_and_line():
     script = '  File "/code/data.py", line 8, in __getitem__\n    return float(text)\n           ^^^^^^^^^^^\n'
     text = f"Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{frames}{script}"
     error = ValueError(f"{text}ValueError: could not convert string to float: 'n/a'\n")
-    assert error_line(error) == "ValueError: could not convert string to float: 'n/a'"
-    assert place_of(error) == "data.py:8"
+    assert line_and_place(error, str) == ("ValueError: could not convert string to float: 'n/a'", "data.py:8")
+
+
+def test_the_text_of_the_last_exception_is_read_once(tmp_path):
+    """It is code of the script: what it prints is in the output each time."""
+    script = tmp_path / "train.py"
+    script.write_text(ODD_ERROR)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout == "read\n" * 2, done.stderr  # once by Python
 
 
 def left_open(root, **args):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sm_profiler.formats.process_end import error_line
+from sm_profiler.hook.process_end import line_and_place
 from sm_profiler.hook.secrets import masked, masked_message
 from sm_profiler.hook.stacks import MAX_SECRET
 
@@ -68,12 +68,12 @@ def test_secrets_of_logins_headers_and_texts_are_masked(line, expected):
 )
 def test_secrets_without_quotes_are_masked_in_messages(message, expected):
     assert masked_message(message) == expected
-    assert error_line(ValueError(message), masked_message) == f"ValueError: {expected}"
+    assert line_and_place(ValueError(message), masked_message)[0] == f"ValueError: {expected}"
 
 
 def test_a_secret_is_masked_before_its_message_is_cut():
     message = "x" * 280 + " hf_0123456789abcdefghij"
-    assert "hf_" not in error_line(ValueError(message), masked_message)
+    assert "hf_" not in line_and_place(ValueError(message), masked_message)[0]
 
 
 @pytest.mark.parametrize(
