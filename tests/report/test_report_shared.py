@@ -376,7 +376,11 @@ def test_a_trainer_that_makes_its_loader_is_advised_its_own_setting(trains, load
 )
 def test_a_trainer_that_evaluates_is_advised_its_own_settings(leaf, trains, setting):
     """A user of a Trainer, whose script has one line, was advised to use torch.inference_mode()."""
-    rows = [*training(50), *training(200, mode="EVAL", backward=0, optimizer=0, at=2.0), *training(50, at=4.0, number=50)]
+    rows = [
+        *training(50),
+        *training(200, mode="EVAL", backward=0, optimizer=0, at=2.0),
+        *training(50, at=4.0, number=50),
+    ]
     rows.append(
         sampled(
             ("backward", False, 2.0, 9, "train.py", "main", "torch.autograd.graph"),
