@@ -153,3 +153,17 @@ def test_serve_names_a_bucket_that_cannot_be_listed(monkeypatch, capsys):
     monkeypatch.setattr("sm_profiler.storage.open_storage", missing)
     name_unreadable("s3://gone")
     assert capsys.readouterr().err == "sm-profiler: s3://gone/: the bucket does not exist; trying again until Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "python3", "train.py"], "sm-profiler run -- python3 train.py"),
+        (["run", "--", "train.py", "--epochs", "3"], "sm-profiler run train.py"),
+    ],
+)
+def test_a_command_and_a_script_that_are_mixed_up_get_a_hint(words, hint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main(words) == 2
+    assert hint in capsys.readouterr().err

@@ -73,7 +73,8 @@ def find_command(options: Namespace) -> tuple[list[str], str]:
         if len(words) == 1:
             raise ProfilerError("run: no command after --")
         if shutil.which(words[1]) is None:
-            raise ProfilerError(f"{words[1]}: no such command")
+            hint = f"; a script needs no --: sm-profiler run {words[1]}" if Path(words[1]).is_file() else ""
+            raise ProfilerError(f"{words[1]}: no such command{hint}")
         return words[1:], Path(words[1]).name
     if not words:
         raise ProfilerError("run: no script given, as in sm-profiler run train.py")
@@ -83,7 +84,8 @@ def find_command(options: Namespace) -> tuple[list[str], str]:
         return [*start, "-m", *words], words[0].rpartition(".")[2]
     script = Path(words[0])
     if not script.exists():
-        raise ProfilerError(f"{words[0]}: no such file")
+        hint = f"; before a command goes --: sm-profiler run -- {' '.join(words[:2])}" if shutil.which(words[0]) else ""
+        raise ProfilerError(f"{words[0]}: no such file{hint}")
     if script.is_dir() and not (script / "__main__.py").is_file():
         raise ProfilerError(f"{words[0]}: a folder without __main__.py")
     return [*start, *words], script.resolve().stem

@@ -51,7 +51,8 @@ def terminal_summary(
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
     gain = _wrap(gain_of_finding(main), width)
     advice = [*gain, *_sentences(f"Next: {main.next_step}", width)]
-    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
+    stopped = main.kind is Class.HANG  # the page also has how the loop spent its time before
+    rest = _stacks(report, width) if stopped else _bar(report, width, colour=colour)
     facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3] if not _is_said(fact, main.headline)]
     last = []
     count, downtime = report.metrics.interruptions
@@ -64,9 +65,9 @@ def terminal_summary(
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
     for alarm in (
         report.damage_alarm,
-        report.left_out_alarm,
+        None if stopped else report.left_out_alarm,
         report.switched_off_alarm,
-        report.load_alarm,
+        None if stopped else report.load_alarm,
         report.profiling_alarm,
         loop_alarm(report),
     ):
@@ -114,7 +115,7 @@ def _also(findings: Sequence[Finding], width: int) -> list[str]:
 
 def _stacks(report: Report, width: int) -> list[str]:
     """Return the stacks of the threads that matter in a training that stopped, each in a line, innermost frame first."""
-    if report.verdict.kind is not Class.HANG or (hang := report.hang) is None:
+    if (hang := report.hang) is None:
         return []
     stacks = [stack for stack in hang.stacks() if stack.training or stack.own is not None]
     lines = []

@@ -12,7 +12,7 @@ PLACES = {
     "count": "5", "steps": "400", "period": "40", "typical": "210 ms", "usual": "10.2 ms", "name": "train", "gpu": "38",
     "memory": 31, "rank": "algo-1-1", "own": "20 ms", "theirs": "9 ms", "process": "node algo-1, process algo-1-1",
     "workers": "2 workers", "suggested": "4", "now": "2", "where": "outside the phases", "calls": "1,500", "takes": "take",
-    "costs": "they cost", "stack": PYTORCH, "operators": "412", "cores": "2 cores", "needed": "3 workers", "are": "are",
+    "costs": "they cost", "stack": PYTORCH, "how": PYTORCH.evaluation, "operators": "412", "cores": "2 cores", "needed": "3 workers", "are": "are",
 }  # fmt: skip
 
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import attrs
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 
@@ -205,6 +207,20 @@ def test_report_page_and_terminal_have_the_stacks():
     assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
     assert "feed.py:7 put" in text
     assert "idle" not in text
+
+
+def test_the_terminal_shows_the_line_of_a_wait_instead_of_the_loop_before_it():
+    """The bar of the loop before the stop, and warnings about its shares, displaced the text of the line and the advice."""
+    report = stopped_report()
+    place = msgspec.structs.replace(report.verdict.main.where[0], source="item = batches.get()")
+    main = msgspec.structs.replace(report.verdict.main, where=(place,))
+    crowded = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main, shared_wait=0.45))
+    assert crowded.load_alarm
+    text = terminal_summary(crowded, width=100)
+    assert "item = batches.get()" in text
+    assert "Loop:" not in text
+    assert "Other programs" not in text
+    assert crowded.load_alarm in render_html(crowded)
 
 
 def test_a_training_that_goes_on_has_no_stacks():

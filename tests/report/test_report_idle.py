@@ -179,6 +179,12 @@ def test_a_wait_within_a_step_that_has_begun_is_found():
     )
 
 
+@pytest.mark.parametrize("seconds", [round(29.6 + 0.05 * each, 2) for each in range(12)])
+def test_a_wait_is_found_if_its_end_lies_anywhere_in_the_spans_of_the_samples(seconds):
+    """Ctrl-C in the first half of a span's time lost all samples of the wait, and the advice was to press Ctrl-C."""
+    assert "while it waited at train.py:3" in ended([FETCH, READ], "between", seconds=seconds).main.headline
+
+
 def test_a_line_after_the_loop_may_be_waited_at_when_it_is_over():
     main = ended([LATER]).main
     assert (main.kind, main.confidence) == (Class.HANG, "low")

@@ -373,3 +373,30 @@ def test_a_trainer_that_makes_its_loader_is_advised_its_own_setting(trains, load
     samples = attrs.evolve(metrics.samples, sources={("train.py", 9): trains})
     found = cause_found("INPUT_BOUND", Case(attrs.evolve(metrics, samples=samples, loader=LoaderSettings(0, 0)), {}))
     assert loader + "num_workers=" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("leaf", "trains", "setting"),
+    [
+        ("transformers.models.bert", "trainer.train()", "eval_steps of TrainingArguments"),
+        ("lightning.pytorch.loops", "trainer.fit(model)", "val_check_interval"),
+        ("transformers.models.bert", "loss.backward()", "torch.inference_mode()"),
+    ],
+)
+def test_a_trainer_that_evaluates_is_advised_its_own_settings(leaf, trains, setting):
+    """A user of a Trainer, whose script has one line, was advised to use torch.inference_mode()."""
+    rows = [
+        *training(50),
+        *training(200, mode="EVAL", backward=0, optimizer=0, at=2.0),
+        *training(50, at=4.0, number=50),
+    ]
+    rows.append(
+        sampled(
+            ("backward", False, 2.0, 9, "train.py", "main", "torch.autograd.graph"),
+            ("forward", False, 2.0, 9, "train.py", "main", leaf),
+        )
+    )
+    metrics = metrics_of(rows)
+    samples = attrs.evolve(metrics.samples, sources={("train.py", 9): trains})
+    found = cause_found("EVALUATION_BOUND", Case(attrs.evolve(metrics, samples=samples), {}))
+    assert setting in found.next_step

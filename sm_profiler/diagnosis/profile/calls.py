@@ -402,6 +402,7 @@ def evaluation(case: Case) -> Found | None:
     # An evaluation switches the model to eval() mode, and comes less often.
     if often > limits.MAJORITY - limits.SHOWN and not case.metrics.recorded(EvalMode).count:
         text, words["every"] = GENERATION, "each" if often > limits.CLOSE else "every second"
+    words["how"] = FRAGMENTS[f"evaluation_{case.trainer}"] if case.trainer else case.stack.evaluation
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         text, words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,

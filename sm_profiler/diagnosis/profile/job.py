@@ -668,8 +668,10 @@ def _last_stack(metrics: JobMetrics, rank: Rank, span: Span) -> Sampled | None:
     for one in own:
         if one.phase == "end":  # nothing but the span
             seen[one.places[-1]] += one.seconds
-    if not seen and course.width / 1e6 <= least:
-        for phase, place, seconds, _ in course.within(*span):
+    width = course.width / 1e6
+    if not seen and width <= least:
+        end = span[1] + width / 2  # the samples up to the process's end lie in a span whose middle may be later
+        for phase, place, seconds, _ in course.within(span[0], end):
             if phase not in (WORKER, "gc"):
                 seen[place] += seconds
     if not seen:
