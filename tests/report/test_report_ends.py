@@ -277,6 +277,7 @@ def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
     stopped = without_steps("stopped", end_place="train.py:3")
     assert "for an error" not in stopped.next_step
     assert stopped.headline == "It was stopped before its first training step, at train.py:3."
+    assert stopped.next_step.startswith("If it waited there, see what that line waits for; else let it run longer.")
 
 
 def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_is_named():

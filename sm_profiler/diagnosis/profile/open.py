@@ -111,10 +111,8 @@ def _no_step(metrics: JobMetrics) -> tuple[str, str]:
         error = bounded_line(failed[1].partition(": ")[2])
         return text, f"The hook's part “{bounded_line(failed[0])}” failed and was switched off ({error}). {marked}"
     if stopped := metrics.ending.stopped_at:
-        return (
-            f"It was stopped{stopped}.",
-            f"Let it run longer. {marked}",
-        )
+        waited = "If it waited there, see what that line waits for; else let it run longer."
+        return f"It was stopped{stopped}.", f"{waited if metrics.ending.place else 'Let it run longer.'} {marked}"
     if metrics.ending.failed:
         known = "Correct the error that ended it" if metrics.ending.error else "Look into its output for the reason"
         return f"It failed {BEFORE_STEPS}.", f"{known}; of the training, nothing could be measured yet."
