@@ -12,6 +12,7 @@ import attrs
 
 REPORTS = "profiler-reports"
 MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
+MAX_SHOWN_DEPTH = 100
 
 REPORT = "profiler-report.html"
 MARK = "<title>Profiler report</title>\n<style>:root"
@@ -93,7 +94,7 @@ class RuleResults:
 
 
 def read_own_result(folder: Path, rule: str) -> RuleResult | None:
-    """Return the result that a user's rule wrote; None if it has not the form of a report, or is too large for a page."""
+    """Return the result that a user's rule wrote; None if it has not the form of a report, or is too large or deep for a page."""
     try:
         with (folder / REPORTS / f"{rule}.json").open("rb") as opened:
             found = json.loads(opened.read(MAX_SHOWN_BYTES))
@@ -102,9 +103,17 @@ def read_own_result(folder: Path, rule: str) -> RuleResult | None:
         return None
     if not all(isinstance(count, int) for count in counts) or not isinstance(found.get("Details"), dict):
         return None
+    if not _is_flat(found, MAX_SHOWN_DEPTH):
+        return None
     triggered, violations, datapoints = map(int, counts)
     report = {**found, "RuleParameters": str(found.get("RuleParameters", ""))}
     return RuleResult(triggered, violations, datapoints, {}, {}, written=report)
+
+
+def _is_flat(value: object, most: int) -> bool:
+    """Return whether lists and objects are nested at most so many times."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(most > 0 and _is_flat(each, most - 1) for each in inner)
 
 
 def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:

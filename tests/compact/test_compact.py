@@ -157,6 +157,18 @@ def test_names_are_taken_as_they_are_and_escaped(two_nodes, tmp_path):
         assert report_text(place) == expected
 
 
+def test_a_foreign_file_whose_name_is_too_long_for_a_folder_keeps_no_other_from_being_written(two_nodes, tmp_path):
+    job = shutil.copytree(two_nodes, tmp_path / "profiler-output")
+    file = min((job / "framework").rglob("*pythontimeline.json"))
+    end, _, kind = file.name.split("_", 2)
+    for node in ("\u00e9" * 60, "\u00e9" * 61):
+        shutil.copy(file, file.with_name(f"{end}_{node}_{kind}"))
+    compacted(job, tmp_path / "out")
+    one, other = open_source(job), open_source(tmp_path / "out")
+    assert_same_rows(one.events(), other.events())
+    assert one.quality() == other.quality()
+
+
 def test_another_job_of_the_same_name_is_refused(two_nodes, tmp_path):
     out = tmp_path / "out"
     compacted(two_nodes, out)

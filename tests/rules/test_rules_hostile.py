@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.rules import run_rules
+from sm_profiler.rules.results import read_own_result
 from sm_profiler.rules.rule_job import Settings, Status
 from sm_profiler.rules.runner import Runner, main
 from sm_profiler.rules.statistics import histogram
@@ -125,6 +126,18 @@ class TestFolders:
             assert b"\x1b" not in done.stdout + done.stderr
             written = tmp_path / "ml/processing/output/rule/profiler-output/rule-status.json"
             assert json.loads(written.read_text("utf-8"))["RuleEvaluationStatus"] == status
+
+
+@pytest.mark.parametrize(("depth", "is_shown"), [(50, True), (900, False)])
+def test_a_result_that_is_nested_too_deeply_for_a_page_is_not_shown(tmp_path, depth, is_shown):
+    """It is within JSON's own limit, and what renders the report would exceed Python's."""
+    details = {}
+    for _ in range(depth):
+        details = {"a": details}
+    (tmp_path / "profiler-reports").mkdir()
+    found = {"RuleTriggered": 1, "Violations": 1, "Datapoints": 1, "Details": details}
+    (tmp_path / "profiler-reports" / "Deep.json").write_text(json.dumps(found))
+    assert (read_own_result(tmp_path, "Deep") is not None) == is_shown
 
 
 @pytest.mark.parametrize("compat", [None, "service"])

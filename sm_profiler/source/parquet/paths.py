@@ -19,6 +19,10 @@ _PART = re.compile(
     rf"(?P<table>{'|'.join(TABLES)})/job=(?P<job>[^/]+)/(?:node=(?P<node>[^/]+)/hour=(?P<hour>[0-9]{{10,20}})/)?{DATA}"
 )
 _NODE = re.compile(r"algo-[0-9]{1,9}")
+_MAX_ESCAPED, _CUT = (
+    240,
+    20,
+)  # characters of a folder's name, and of a node's name, each of which may become 12 of those
 _JOB = re.compile(r"(?P<root>.*?)/*(?:^|/)job=(?P<job>[^/]+)/*")
 
 
@@ -61,9 +65,10 @@ class PartKey:
 
 
 def host_of(node: str) -> str:
-    """Return the node of a node and process: `algo-1` for `algo-1-0`."""
+    """Return the node of a node and process: `algo-1` for `algo-1-0`; of a foreign name too long for a folder, its beginning."""
     found = _NODE.match(node)
-    return found[0] if found else node or "unknown"
+    name = found[0] if found else node or "unknown"
+    return name if len(_escaped(name)) <= _MAX_ESCAPED else name[:_CUT]
 
 
 def folder_of(table: str, job: str) -> str:
