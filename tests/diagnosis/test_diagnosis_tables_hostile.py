@@ -49,6 +49,13 @@ def test_a_gzip_file_unpacks_to_a_multiple_of_its_size(tmp_path):
         read_table(path)
 
 
+def test_a_line_of_json_has_no_more_values_than_a_row(tmp_path):
+    path = tmp_path / "times.jsonl"
+    path.write_bytes(gzip.compress(b'{"step":1,"seconds":1,"x":[' + b"{}," * (4 << 20) + b"{}]}"))
+    with pytest.raises(SourceError, match="line 1 has more values than a row of a table"):
+        read_table(path)
+
+
 def test_columns_that_a_table_declares_and_rows_lack_take_no_memory(tmp_path):
     wide, keys = tmp_path / "wide.csv", tmp_path / "keys.jsonl"
     wide.write_text("step,seconds," + ",".join(f"c{at}" for at in range(6000)) + "\n" + "1,1.5\n2,1.5\n" * 6000)

@@ -130,6 +130,8 @@ def _json_pieces(data: bytes, name: str) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for number, line in enumerate(lines(data, name), 1):
         if line.strip():
+            if sum(map(line.count, ",{[")) > PIECE_CELLS:  # each may become an object of a hundred bytes
+                raise SourceError(f"{printable(name)}: line {number} has more values than a row of a table")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
