@@ -458,7 +458,7 @@ def test_saves_at_regular_intervals_cost_what_they_cost(every, tmp_path):
     (finding,) = judged(tmp_path, rows_of(planted)).findings
     assert finding.kind == "PERIODIC_STALL"
     assert holds(finding.gain, of_job(planted) / of_job(times(2, 400)))
-    assert finding.gain.share_of_loop.low > finding.gain.share_of_loop.value - 0.02  # that they come is no chance
+    assert finding.gain.share_of_loop.low > 0.85 * finding.gain.share_of_loop.value  # that they come is no chance
 
 
 def test_evaluations_among_training_steps(tmp_path):

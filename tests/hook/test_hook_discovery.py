@@ -12,6 +12,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from sm_profiler.config import load_profile
 from sm_profiler.hook import Hook, entry
 from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.model_inputs import ModelInputs
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import ConfigText
 
@@ -336,17 +337,24 @@ def test_the_samples_of_a_step_come_from_the_models_inputs(session):
     assert session.describe()["calls_per_step"] == 2
 
 
-def test_the_sizes_of_inputs_are_kept_over_the_course_of_the_training(session):
+def test_the_sizes_of_inputs_are_kept(session):
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(300):
-        for _ in range(2):
-            model(torch.randn(8 + step, 4)).sum().backward()
+    for step in range(20):
+        for rows in (8 + step, 3):
+            model(torch.randn(rows, 4)).sum().backward()
         optimizer.step()
     sizes = session.describe()["input_sizes"]
-    assert 32 <= len(sizes) <= 64
+    assert sizes[0] == (0, 32)
     assert {elements - 4 * step for step, elements in sizes} == {32}
-    assert [sizes[0][0], sizes[-1][0] > 290] == [0, True]
+
+
+def test_sizes_are_spread_over_the_course_of_the_training():
+    inputs = ModelInputs()
+    for step in range(1000):
+        inputs.see((step + 1, 2), step)
+    assert [step for step, _ in inputs.sizes] == list(range(0, 1000, 16))
+    assert inputs.sizes[-1] == (992, 1986)
 
 
 def test_padding_is_counted_in_the_masks_of_a_loader(session):
