@@ -19,10 +19,8 @@ _PART = re.compile(
     rf"(?P<table>{'|'.join(TABLES)})/job=(?P<job>[^/]+)/(?:node=(?P<node>[^/]+)/hour=(?P<hour>[0-9]{{10,20}})/)?{DATA}"
 )
 _NODE = re.compile(r"algo-[0-9]{1,9}")
-_MAX_ESCAPED, _CUT = (
-    240,
-    20,
-)  # characters of a folder's name, and of a node's name, each of which may become 12 of those
+_MAX_ESCAPED = 240  # characters of a folder's name
+_CUT = 20  # characters of a node's name, each of which may become 12 of those
 _JOB = re.compile(r"(?P<root>.*?)/*(?:^|/)job=(?P<job>[^/]+)/*")
 
 
