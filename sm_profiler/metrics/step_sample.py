@@ -417,9 +417,31 @@ def _settled(rows: StepRows) -> Mask:
     group: Ints = np.cumsum(reads) - reads
     count = np.bincount(group)
     place = np.arange(len(rows)) - (np.cumsum(count) - count)[group]
-    ends: Mask = reads | ((np.bincount(group, queued) > 0)[group] & (place % QUEUE == QUEUE - 1))
+    left = np.where(group < reads.sum(), count[group] - 1 - place, QUEUE)  # until results are read
+    ends: Mask = reads | ((np.bincount(group, queued) > 0)[group] & (place % QUEUE == QUEUE - 1) & (left >= QUEUE))
     ends[-1] |= bool(queued[group == group[-1]].any())
     return ends
+
+
+def _waited_for(rows: StepRows) -> Floats:
+    """Return the µs that the script waited for each step, be it in later ones.
+
+    A call that waits for a place in the queue waits for the step that was launched a queue earlier; whoever then reads
+    results waits for all that are in the queue. How many these are follows from how long both wait.
+    """
+    table = PartTable.of(rows.parts)
+    queued, results = table[:, column(QUEUED)], table[:, column(RESULTS)]
+    waited = queued + results
+    ends = np.flatnonzero(results > 0)
+    for first, end in zip(np.append(0, ends + 1), ends, strict=False):
+        each = float(queued[max(first, end - QUEUE // 2) : end].mean()) if end > first else 0.0
+        behind = min(round(float(results[end]) / each), QUEUE // 2) if each > 0 else 0
+        if 0 < behind <= end - first:
+            moved = queued[first + behind : end + 1]
+            waited[first + behind : end + 1] = 0.0
+            waited[first : end + 1 - behind] += moved
+            waited[end + 1 - behind : end + 1] += results[end] / behind
+    return waited
 
 
 def spread_results(rows: StepRows) -> StepRows:
@@ -436,10 +458,8 @@ def spread_results(rows: StepRows) -> StepRows:
     if not reads.any() or bool(reads.all()):
         return rows
     count = np.bincount(group)
-    each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
-    first = np.cumsum(count) - count
-    waited_before = np.cumsum(waited) - waited
-    before = (np.arange(len(rows)) - first[group]) * each - (waited_before - waited_before[first[group]])
+    each = (np.bincount(group, _waited_for(rows)) / np.maximum(count, 1))[group]
+    before = np.cumsum(each - waited) - (each - waited)
     table = table.with_columns(
         {
             column("compiled"): table[:, column("compiled")] + each - waited,

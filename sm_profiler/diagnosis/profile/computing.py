@@ -914,14 +914,6 @@ def long_steps_may_wait(rank: Rank, case: Case) -> bool:
     return taken > 0 and sum(one.seconds for one in long if _converts(one, case)) >= limits.MAJORITY * taken
 
 
-def long_steps_wait_for_results(rank: Rank) -> bool:
-    """Return whether most of what long steps take longer is a wait for results of JAX, which steps before them may compute."""
-    places = rank.iterations.place[rank.stalls.long]
-    rows = np.flatnonzero(rank.train)[places[places < np.count_nonzero(rank.train)]]
-    longer = (rank.stalls.typical - rank.stalls.median) * rank.stalls.count
-    return float(rank.steps.seconds(RESULTS)[rows].sum()) >= limits.MAJORITY * longer > 0
-
-
 def waits_unseen(case: Case) -> float:
     """Return the share of the loop in lines that hand arrays of JAX to numpy, outside the phases; the least of the ranks."""
 

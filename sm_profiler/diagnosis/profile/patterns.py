@@ -14,7 +14,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED, OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
-from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait, long_steps_wait_for_results
+from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
 from sm_profiler.diagnosis.profile.ledger import AGAIN, BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop
@@ -202,7 +202,6 @@ def outliers(case: Case) -> Found | None:
     if _are_slices(rank, case):
         return None
     epochs, once = _between_epochs(rank, case), stalls.count == 1
-    doubt = "they may wait for what earlier steps compute" if long_steps_wait_for_results(rank) else ""
     words = {
         "count": stalls.count,
         "steps": len(rank.iterations),
@@ -222,7 +221,7 @@ def outliers(case: Case) -> Found | None:
     return Found(
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
-        doubt if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
+        "" if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
         where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share),
     )  # fmt: skip
 
