@@ -441,7 +441,7 @@ def _waited_for(rows: StepRows) -> Floats:
             waited[first + behind : end + 1] = 0.0
             waited[first : end + 1 - behind] += moved
             waited[end + 1 - behind : end + 1] += results[end] / behind
-    return waited
+    return np.asarray(waited, float)
 
 
 def spread_results(rows: StepRows) -> StepRows:
