@@ -107,7 +107,7 @@ def outside(case: Case) -> Found | None:
 def _of_rest(case: Case) -> tuple[float, float]:
     """Return the share of a usual step in other code, 0 if nothing in it can be left out, and the seconds of the step."""
     share, step = case.usual(*REST)
-    if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
+    if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.HEALTHY:
         per_sample = _launched_per_sample(case, launches)
         share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
@@ -504,9 +504,7 @@ def _launching_share(case: Case, launches: Launches) -> float:
 def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
     step, share = launches.step or case.typical("length"), _launching_share(case, launches)
-    if share < (
-        limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY
-    ):  # in tiny steps, all else is Python, too
+    if share < limits.HEALTHY:  # the Python around each operator takes a few times as long
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
@@ -539,6 +537,7 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
             "small_steps",
             error=limits.REPEAT_MOST * share * usual,
             doubt=doubt,
+            where=lines_of_phase(case.metrics, "forward"),
         ),
     )
 
