@@ -613,3 +613,24 @@ def test_a_larger_batch_comes_after_a_repair_that_leaves_the_training_as_it_is(w
     assert {one.kind for one in (verdict.main, *verdict.also)} == {Class.HOST_BOUND} | (
         {Class.INPUT_BOUND} if wait else set()
     )
+
+
+def test_an_evaluation_that_the_other_rank_waits_for_is_paid_by_both():
+    """One rank evaluates every 50 steps; the other meets it in the backward pass of its next step."""
+    rows, now = [], 1.0
+    for step in range(400):
+        for rank in range(2):
+            evaluates = rank == 0 and step % 50 == 49
+            waits = 0.6 if rank == 1 and step and step % 50 == 0 else 0.0
+            rows += training(1, node=f"algo-1-{rank}", at=now - waits, number=step, backward=0.005 + waits)
+            if evaluates:
+                at = now + 0.0102
+                rows += training(
+                    30, node="algo-1-0", at=at, number=step, mode="EVAL", forward=0.018, backward=0, optimizer=0
+                )
+        now += 0.0102 + (0.6 if step % 50 == 49 else 0.0)
+    case = Case(metrics_of(sorted(rows, key=lambda row: row[2])), {})
+    assert case.in_step
+    main = decide(case).main
+    assert main.kind is Class.EVALUATION_BOUND
+    assert main.gain.share_of_loop.value == pytest.approx(limits.SAVED[1] * 0.5, rel=0.1)  # and not a half of it

@@ -104,8 +104,8 @@ class Case:
 
     @cached_property
     def in_step(self) -> bool:
-        """True if ranks wait for each other, so that their iterations are equally long; independent ones differ."""
-        lengths = np.asarray([rank.iterations.length.mean() for rank in self.ranks])
+        """True if ranks wait for each other, so that as many steps take equally long; independent ones differ."""
+        lengths = np.asarray([rank.loop / rank.train_steps for rank in self.ranks])
         return len(lengths) > 1 and bool(np.ptp(lengths) <= limits.REPEAT_MOST * lengths.mean())
 
     def mean(self, of: Callable[[Rank], float]) -> float:
