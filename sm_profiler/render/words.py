@@ -10,6 +10,7 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics.attempts import process_name
@@ -37,6 +38,11 @@ def loop_alarm(report: Report) -> str:
     return "".join(
         f"Not judged: {what}: {why}" for what, why in report.verdict.not_judged if what == "the training loop"
     )
+
+
+def other_findings(report: Report) -> tuple[Finding, ...]:
+    """Return the findings beside the verdict's; none beside a hang, which their times ended before."""
+    return () if report.verdict.kind is Class.HANG else tuple(report.verdict.also)
 
 
 def gain_of_finding(finding: Finding) -> str:
