@@ -51,17 +51,17 @@ def gain_of_finding(finding: Finding) -> str:
         return gain_sentence(
             finding.gain, subject=f"A batch {limits.BATCH_LARGER:g} times as large", per=" for each sample"
         )
-    return gain_sentence(finding.gain, share=finding.share_of_time)
+    return gain_sentence(finding.gain, lost=finding.share_of_time)
 
 
-def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str = "", share: float = 1.0) -> str:
+def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str = "", lost: float = 1.0) -> str:
     """Return what a repair saves; empty if that is unknown or nothing.
 
     Args:
         gain: the gain.
         subject: what saves it.
         per: what the speedup is for.
-        share: part of the time that is lost; a speedup beyond it is explained.
+        lost: part of the time that is lost; a speedup beyond it is explained.
     """
     if gain is None or gain.speedup.high <= 1.0:
         return ""
@@ -77,7 +77,7 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
         return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
     factor = factors(gain.speedup)
     # the ends that are shown: a rounding is no reason to explain anything
-    beyond = gain.of == "loop" and share < 1 and round(gain.speedup.high, 1) > round(1 / (1 - share), 1)
+    beyond = gain.of == "loop" and lost < 1 and round(gain.speedup.high, 1) > round(1 / (1 - lost), 1)
     chance = "; two runs also differ by chance" if beyond and not factor.startswith("more") else ""
     return f"{subject} makes the loop {factor} times as fast{per}{money}{chance}."
 
