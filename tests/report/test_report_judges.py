@@ -164,7 +164,7 @@ def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
     shown = {
         one.metric: one.value for one in found["mixed"].evidence
     }  # that nothing was beyond it read as a contradiction
-    assert shown == {"padding, of all tokens": 0.8, "padding up to the longest sequence of each batch": 0.8}
+    assert shown == {"tokens that are padding": 0.8, "tokens of padding up to the longest sequence of their batch": 0.8}
     assert found["longest"].kind is Class.BALANCED
 
 

@@ -281,9 +281,9 @@ def padding(case: Case) -> Found | None:
 
     share = case.share_of(*passes) * whole
     kinds = (
-        ("padding, of all tokens", whole),
-        ("padding beyond the longest sequence of each batch", of_all),
-        ("padding up to the longest sequence of each batch", whole - of_all),
+        ("tokens that are padding", whole),
+        ("tokens of padding beyond the longest sequence of their batch", of_all),
+        ("tokens of padding up to the longest sequence of their batch", whole - of_all),
     )
     evidence = tuple(
         Evidence(what, round(part, 4), unit="share") for what, part in kinds if part >= limits.SHOWN * whole
