@@ -77,7 +77,7 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
         return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
     factor = factors(gain.speedup)
     # the ends that are shown: a rounding is no reason to explain anything
-    beyond = gain.of == "loop" and lost < 1 and round(gain.speedup.high, 1) > round(1 / (1 - lost), 1)
+    beyond = 0 < lost < 1 and round(gain.speedup.high, 1) > round(1 / (1 - lost), 1)
     chance = "; two runs also differ by chance" if beyond and not factor.startswith("more") else ""
     return f"{subject} makes the loop {factor} times as fast{per}{money}{chance}."
 
