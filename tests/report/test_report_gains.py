@@ -497,7 +497,7 @@ def test_sentence(given, text):
 
 
 @pytest.mark.parametrize(("high", "ends"), [(1.6, "fast."), (1.9, "fast; two runs also differ by chance.")])
-def test_a_speedup_beyond_the_share_says_why(high, ends):
+def test_a_speedup_beyond_the_share_has_its_reason(high, ends):
     """Of a loop that loses 36 %, no repair makes 1.9 times as fast; two runs of it may differ by that."""
     text = gain_sentence(gain((1.2, 1.4, high)), lost=0.36)
     assert text == f"Repairing it makes the loop 1.2 to {high} times as {ends}"

@@ -88,7 +88,7 @@ def test_a_training_that_went_on_or_ended_has_no_hang(more):
     assert judged(stop(SLEEPS), *more).kind is not Class.HANG
 
 
-def test_no_finding_of_the_time_before_stands_beside_a_hang():
+def test_no_finding_of_the_time_before_is_shown_beside_a_hang():
     """Each states a share and a gain of a loop that is no more."""
     waits = report_from(training(200, wait=0.02))
     hung = report_from([*training(200, wait=0.02), stop(SLEEPS)])
