@@ -1,7 +1,8 @@
-"""Numbers and names as text: durations, shares, sizes, dates; names cleaned, shortened, in natural order, of libraries."""
+"""Numbers and names as text: durations, shares, sizes, dates; names cleaned, shortened, in natural order; JSON."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -62,6 +63,19 @@ def in_unit(value: float | str | None, unit: str) -> str:
     if unit.startswith("bytes"):
         return size(float(value)) + unit.removeprefix("bytes")
     return f"{value:,.0f}" if float(value) == int(value) else f"{value:,.1f}"
+
+
+def strict_json(value: Any, **how: Any) -> str:
+    """Return a value in JSON, with null for NaN and infinite numbers, which JSON does not have.
+
+    Args:
+        value: what `json.dumps` accepts.
+        how: further arguments of `json.dumps`.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **how)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value, **how), parse_constant=lambda _: None), allow_nan=False, **how)
 
 
 def number(value: Any) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, SystemColumns
-from sm_profiler.formatting import clean, shorten
+from sm_profiler.formatting import clean, shorten, strict_json
 
 LOOP, FORWARD_MODULES, BACKWARD_MODULES, LOADER, COMMUNICATION, OWN = (
     "loop",
@@ -179,7 +179,7 @@ class TimelineWriter:
 
         A positive flow begins here, and its negative ends here.
         """
-        more = f',"args":{_json(args, (",", ":"))}' if args else ""
+        more = f',"args":{strict_json(args, separators=(",", ":"))}' if args else ""
         self._add(self._process(process), lane, _head(name, category), start, length, more, flow)
 
     def add_mark(self, process: str, name: str, at: int, args: Arguments) -> None:
@@ -212,7 +212,7 @@ class TimelineWriter:
                 more = f',"args":{{"step":{step}}}' if step >= 0 else ""
                 if args:
                     step_args = {"step": step} if step >= 0 else {}
-                    more = f',"args":{_json({**step_args, **args}, (",", ":"))}'
+                    more = f',"args":{strict_json({**step_args, **args}, separators=(",", ":"))}'
                 lane = _lane_name(phase, tid, worker)
                 self._add(
                     self._process(nodes[node]), lane, _event_head(names[name], phase), int(begin), int(lasting), more
@@ -303,7 +303,7 @@ class TimelineWriter:
     def _add_moment(self, kind: str, process: _Process, name: str, at: int, args: Arguments) -> None:
         ts = _microseconds(at + self._shift)
         self._write(
-            f'{{"name":{json.dumps(name)},"ph":"{kind}","pid":{process.number},"tid":0,"ts":{ts},"args":{_json(args)}}}'
+            f'{{"name":{json.dumps(name)},"ph":"{kind}","pid":{process.number},"tid":0,"ts":{ts},"args":{strict_json(args)}}}'
         )
         self.export.events += 1
 
@@ -349,14 +349,6 @@ def _head(name: str, category: str) -> str:
 @lru_cache(_REMEMBERED)
 def _series(name: str) -> str:
     return SERIES.get(name) or shorten(name, 60) or "value"
-
-
-def _json(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
-    """Return a value in JSON, with null for NaN and infinite numbers, which JSON does not have."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=separators)
-    except ValueError:
-        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), separators=separators)
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -18,7 +18,7 @@ import attrs
 from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
-from sm_profiler.formatting import duration, percent
+from sm_profiler.formatting import duration, percent, strict_json
 from sm_profiler.printable import printable, say
 from sm_profiler.trial import BUSY, WORTH, LoaderSetting, LoaderTrial, LoaderTrials, Plan
 
@@ -77,10 +77,10 @@ def run_try_loader(options: Namespace) -> int:
     best = outcome.best(needed)
     found = {**attrs.asdict(outcome), "best": attrs.asdict(best) if best else None, "needed_per_second": needed}
     if options.json == "-":
-        print(json.dumps(found, indent=1))
+        print(strict_json(found, indent=1))
     else:
         if options.json:
-            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+            Path(options.json).write_text(strict_json(found, indent=1) + "\n")
         print(trial_table(outcome, needed, alarm))
     if outcome.interrupted:
         return INTERRUPTED

@@ -40,7 +40,7 @@ KINDS = {
     "cloudwatch": ("aws:open_log_group", "log group of the metrics; default: /sm-profiler"),
 }
 
-ATTEMPT_S = 60.0
+ALL_S = 60.0
 _Answer = TypeVar("_Answer")
 
 FILE = "sent.json"
@@ -278,12 +278,12 @@ class Webhook:
 
     Attributes:
         url: the address.
-        attempt_s: the longest that one attempt may take.
+        all_s: the longest that its attempts may take together, without the pauses between them.
     """
 
     url: str
     sleep: Callable[[float], object] = time.sleep
-    attempt_s: float = ATTEMPT_S
+    all_s: float = ALL_S
     once: bool = True
 
     def send(self, report: Report) -> str:
@@ -293,24 +293,27 @@ class Webhook:
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked
         host = urlsplit(self.url).hostname
         # Not urllib3's Retry: it logs the address, which is a secret, ignores proxies, and waits as long as a server asks.
+        left = self.all_s
         for attempt in range(1, ATTEMPTS + 1):
-            error, wait = self._post(request)
+            began = time.monotonic()
+            error, wait = self._post(request, left)
             if not error:
                 return f"the verdict to {host}"
-            if wait is None or attempt == ATTEMPTS:
+            left -= time.monotonic() - began
+            if wait is None or attempt == ATTEMPTS or left <= 0:
                 break
             self.sleep(wait if wait > 0 else jittered_pause(attempt, FIRST_WAIT_S, LONGEST_WAIT_S))
         raise SourceError(f"webhook at {host}: {error}")
 
-    def _post(self, request: urllib.request.Request) -> tuple[str, float | None]:
-        """Post once; return the error ("": none), and the seconds to wait (0: any; None: trying again is useless)."""
+    def _post(self, request: urllib.request.Request, seconds: float) -> tuple[str, float | None]:
+        """Post once, in some seconds at most; return the error ("": none), and the seconds to wait (0: any; None: trying again is useless)."""
 
         def post() -> None:
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S):
                 pass
 
         try:
-            within(self.attempt_s, post)
+            within(seconds, post)
         except SourceError as error:
             return str(error), 0.0
         except urllib.error.HTTPError as error:

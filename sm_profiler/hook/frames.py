@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from functools import partial
 from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
 from operator import attrgetter, is_not, methodcaller
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from sm_profiler.formats.event_names import CELL
@@ -61,6 +62,15 @@ def definition(code: CodeType | None) -> dict[str, Any]:
     if code is None or is_library(code.co_filename):
         return {}
     return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+
+
+def code_of(called: Any) -> CodeType | None:
+    """Return the code that a call of an object runs, below partial() and decorators; None if that is no Python function."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not isinstance(called, (FunctionType, MethodType)):
+        called = type(called).__call__
+    return getattr(inspect.unwrap(called), "__code__", None)
 
 
 def is_library(path: str) -> bool:

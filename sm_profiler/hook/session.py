@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
+from types import CodeType
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, writ
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
+from sm_profiler.hook.frames import definition
 from sm_profiler.hook.guard import Guard, find_handlers, pass_on
 from sm_profiler.hook.model_inputs import ModelInputs
 from sm_profiler.hook.modes import ModeKeys
@@ -112,6 +114,7 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
+        self._collate: dict[str, Any] = {}
         self.inputs = ModelInputs()
         self.padding = Padding()
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
@@ -284,6 +287,10 @@ class Session(StepObserver):
     def saw_batch_size(self, size: int) -> None:
         """Report the batch size of a loader that is read with gradients enabled."""
         self._batch_sizes.add(size)
+
+    def saw_collate(self, code: CodeType | None) -> None:
+        """Report the function that makes batches of such a loader; the first one of the script's is kept."""
+        self._collate = self._collate or definition(code)
 
     def saw_input(self, value: Any) -> None:
         """Count a model's input in training, a tensor."""
@@ -673,6 +680,7 @@ class Session(StepObserver):
             "samples_per_step": self.inputs.per_step(self.inputs.samples),
             "calls_per_step": self.inputs.per_step(self.inputs.calls),
             "input_sizes": self.inputs.sizes or None,
+            "collate": self._collate or None,
             "padding": padding[0],
             "padding_of_all": padding[1],
             "padding_inferred": self.padding.inferred or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
+from sm_profiler.formats.recorded import AtLine, Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -26,7 +27,7 @@ from sm_profiler.metrics.attempts import (
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
-from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
+from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, read_args, rename_processes
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import (
@@ -202,6 +203,7 @@ class JobMetrics:
         calls_per_step: calls in which it was given them.
         input_sizes: process → elements of the model's input over the course of training, shape (steps, 2): step, elements.
         padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
+        collate: the script's function that makes batches, of the first process that has one.
         padding_inferred: it was counted by the tokens, and not by a mask.
         records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
@@ -239,6 +241,7 @@ class JobMetrics:
     calls_per_step: float | None = None
     input_sizes: Mapping[str, Floats] = attrs.field(factory=dict)
     padding: tuple[float, float] | None = None
+    collate: AtLine = attrs.field(factory=AtLine)
     padding_inferred: bool = False
     ending: JobEnd = attrs.field(factory=JobEnd)
     between_attempts: float = 0.0
@@ -542,6 +545,11 @@ def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None
     return None if whole is None else (min(whole, 1.0), min(of_all or 0.0, whole, 1.0))
 
 
+def _collate(metadata: tuple[dict[str, Any], ...]) -> AtLine:
+    found = next((one["collate"] for one in metadata if one.get("collate")), None)
+    return read_args(AtLine, json.dumps(found))
+
+
 def _mean(metadata: tuple[dict[str, Any], ...], key: str) -> float | None:
     """Return the mean over the processes; None if one did not record it."""
     counts = [one.get(key) for one in metadata]
@@ -674,6 +682,7 @@ def measure_job(  # most are optional parts
             process_name(one): np.asarray(sizes, np.float64) for one in metadata if (sizes := one.get("input_sizes"))
         },
         padding=_padding(metadata),
+        collate=_collate(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,
         between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,

@@ -28,7 +28,7 @@ from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, heat_section, ledger_section, pictures, stacks_view
-from sm_profiler.render.words import loop_alarm, readable_processes
+from sm_profiler.render.words import loop_alarm, other_findings, readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 
@@ -90,7 +90,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),
-        "also": _part("also", also=[finding_view(finding) for finding in report.verdict.also]),
+        "also": _part("also", also=[finding_view(finding) for finding in other_findings(report)]),
         "timeline": _part("timeline", timeline=timeline(report.metrics)),
         "heat": section_part(heat) if heat else Markup(),
         "code": _part("code", flames=graphs(report.metrics.samples)),

@@ -18,7 +18,7 @@ from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.view import shares
-from sm_profiler.render.words import gain_of_finding, loop_alarm, readable_processes
+from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes
 
 MAX_LINES = 15
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
@@ -72,7 +72,7 @@ def terminal_summary(
         loop_alarm(report),
     ):
         last += _wrap(alarm, width) if alarm else []
-    last += _also(report.verdict.also, width)
+    last += _also(other_findings(report), width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     room = MAX_LINES - len(last)

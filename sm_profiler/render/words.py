@@ -10,6 +10,7 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics.attempts import process_name
@@ -39,17 +40,29 @@ def loop_alarm(report: Report) -> str:
     )
 
 
+def other_findings(report: Report) -> tuple[Finding, ...]:
+    """Return the findings beside the verdict's; none beside a hang, which their times ended before."""
+    return () if report.verdict.kind is Class.HANG else tuple(report.verdict.also)
+
+
 def gain_of_finding(finding: Finding) -> str:
     """Return what the repair of a finding saves; empty if that is unknown or nothing."""
     if finding.larger_batch:
         return gain_sentence(
             finding.gain, subject=f"A batch {limits.BATCH_LARGER:g} times as large", per=" for each sample"
         )
-    return gain_sentence(finding.gain)
+    return gain_sentence(finding.gain, lost=finding.share_of_time)
 
 
-def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str = "") -> str:
-    """Return what a repair saves; empty if that is unknown or nothing."""
+def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str = "", lost: float = 1.0) -> str:
+    """Return what a repair saves; empty if that is unknown or nothing.
+
+    Args:
+        gain: the gain.
+        subject: what saves it.
+        per: what the speedup is for.
+        lost: part of the time that is lost; a speedup beyond it is explained.
+    """
     if gain is None or gain.speedup.high <= 1.0:
         return ""
     money = f", saves about {dollars(gain.usd.value)}" if gain.usd and gain.usd.value >= CENT else ""
@@ -62,7 +75,11 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
     if gain.speedup.value < CLEAR_FACTOR:
         share = gain.share_of_loop
         return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
-    return f"{subject} makes the loop {factors(gain.speedup)} times as fast{per}{money}."
+    factor = factors(gain.speedup)
+    # the ends that are shown: a rounding is no reason to explain anything
+    beyond = 0 < lost < 1 and round(gain.speedup.high, 1) > round(1 / (1 - lost), 1)
+    chance = "; two runs also differ by chance" if beyond and not factor.startswith("more") else ""
+    return f"{subject} makes the loop {factor} times as fast{per}{money}{chance}."
 
 
 def factors(speedup: Interval) -> str:

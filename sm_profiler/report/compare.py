@@ -17,6 +17,7 @@ from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import row_keys
 from sm_profiler.diagnosis.profile.loop import Loop, loop_of_parts
 from sm_profiler.errors import ConfigError
+from sm_profiler.formats import recorded
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
@@ -299,7 +300,7 @@ def compare(before: Report, after: Report) -> Comparison:
         changes += (Change(OTHERS, waited[0], waited[1], None, None, None),)
     step = changes[0] if changes else None
     found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
-    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
+    notes = (*_script_notes(*metrics), *_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
     return result(changes, _sentence(changes, per), predictions=found, notes=notes)
 
 
@@ -385,6 +386,17 @@ def _refusal(others: tuple[float, float]) -> str:
         f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, so its times are mostly "
         f"theirs. Repeat {again} while the machine is less busy."
     )
+
+
+def _script_notes(before: JobMetrics, after: JobMetrics) -> tuple[str, ...]:
+    one, two = _script(before), _script(after)
+    return (f"The scripts differ: {one} and {two}.",) * bool(one and two and one != two)
+
+
+def _script(metrics: JobMetrics) -> str:
+    """Return the file of the outermost function around the steps; "" if it was not recorded."""
+    frames = next((one.args.frames for one in metrics.recorded(recorded.Loop).longest if one.args.frames), ())
+    return printable(frames[0][0].rpartition("/")[2]) if frames else ""
 
 
 def _batch_notes(

@@ -32,6 +32,7 @@ from sm_profiler.container import JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.folding import Following, windows
 from sm_profiler.formats.layout import IGNORED_FOLDER, MINUTE_US
+from sm_profiler.formatting import strict_json
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.base import interval
@@ -402,7 +403,7 @@ def write_report(report: Any, rule: str, output: str) -> None:
         ProfilerError: it cannot be converted to JSON, or is too large.
     """
     try:
-        data = (json.dumps(report, default=str) + "\n").encode()
+        data = (strict_json(report, default=str) + "\n").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ProfilerError(f"cannot convert the report of {rule} to JSON: {error}") from None
     if len(data) > MAX_REPORT_BYTES:

@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.formatting import strict_json
+
 REPORTS = "profiler-reports"
 MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
 MAX_SHOWN_DEPTH = 100
@@ -129,7 +131,7 @@ def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) ->
     written = []
     for name, report in reports.items():
         key = f"{REPORTS}/{name}.json"
-        data = (json.dumps(report) + "\n").encode()
+        data = (strict_json(report) + "\n").encode()
         if hasattr(target, "write"):
             target.write(key, data)
         else:
@@ -185,7 +187,7 @@ def write_plain_report(folder: Path, rule: str, reason: str, results: RuleResult
         page.write_text(text, "utf-8", errors="replace")
         verdict = {"class": "INCONCLUSIVE", "headline": reason or "The rules were evaluated; no report was rendered."}
         content = {"verdict": verdict, "rule": rule, "rules": results.as_dict(), "broken": results.broken}
-        (folder / "report.json").write_text(json.dumps(content) + "\n", "utf-8")
+        (folder / "report.json").write_text(strict_json(content) + "\n", "utf-8")
 
 
 def _is_plain(page: Path) -> bool:

@@ -1,5 +1,6 @@
 """Discovery of models, changes of the configuration, and windows that end; torch and its warnings stay as they were."""
 
+import functools
 import json
 import warnings
 from itertools import islice
@@ -365,6 +366,32 @@ def test_padding_is_counted_in_the_masks_of_a_loader(session):
         model(batch["x"]).sum().backward()
         optimizer.step()
     assert (session.describe()["padding"], session.describe()["padding_of_all"]) == (0.5, 0.375)
+
+
+class Collate:
+    def __call__(self, rows):
+        return torch.utils.data.default_collate(rows)
+
+
+def put_together(_, rows):
+    return torch.utils.data.default_collate(rows)
+
+
+@pytest.mark.parametrize(
+    ("collate", "code"),
+    [
+        (None, None),
+        (torch.utils.data.default_collate, None),
+        (Collate(), Collate.__call__.__code__),
+        (functools.partial(put_together, 8), put_together.__code__),
+    ],
+)
+def test_the_scripts_function_that_makes_batches_is_recorded(session, collate, code):
+    for _ in torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2, collate_fn=collate):
+        pass
+    assert session.describe()["collate"] == (
+        code and {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+    )
 
 
 def test_a_batch_without_sequences_has_no_padding(session):

@@ -157,6 +157,47 @@ PYTORCH_JOB = {
     },
     "additionalProperties": False,
 }
+RULE = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+POLICY = {  # the parts of MutatingAdmissionPolicy's spec that the manifest uses
+    "type": "object",
+    "required": ["matchConstraints", "mutations", "reinvocationPolicy"],
+    "properties": {
+        "failurePolicy": {"const": "Ignore"},
+        "reinvocationPolicy": {"enum": ["Never", "IfNeeded"]},
+        "matchConstraints": {
+            "type": "object",
+            "properties": {
+                "resourceRules": {"const": [RULE]},
+                "objectSelector": {"const": {
+                    "matchExpressions": [{"key": "sm-profiler", "operator": "NotIn", "values": ["disabled"]}]
+                }},
+            },
+            "additionalProperties": False,
+        },
+        "variables": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "expression"],
+                "properties": {"name": {"pattern": "^[a-z]+$"}, "expression": TEXT},
+                "additionalProperties": False,
+            },
+        },
+        "mutations": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["patchType", "applyConfiguration"],
+                "properties": {
+                    "patchType": {"const": "ApplyConfiguration"},
+                    "applyConfiguration": {"type": "object", "required": ["expression"]},
+                },
+                "additionalProperties": False,
+            },
+        },
+    },
+    "additionalProperties": False,
+}  # fmt: skip
 TRAINING = """
 import torch
 from torch import nn
@@ -363,6 +404,27 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     (port,) = container["ports"]
     assert (endpoint["port"], str(port["containerPort"])) == (port["name"], values["SM_PROFILER_METRICS_PORT"])
     assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_a_policy_profiles_all_pods_of_a_namespace():
+    policy, binding = yaml.safe_load_all((MANIFESTS / "profile_all.yaml").read_text())
+    assert (policy["kind"], binding["kind"]) == ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
+    assert {policy["apiVersion"], binding["apiVersion"]} == {"admissionregistration.k8s.io/v1"}
+    jsonschema.validate(policy["spec"], POLICY)
+    assert binding["spec"] == {
+        "policyName": policy["metadata"]["name"],
+        "matchResources": {"namespaceSelector": {"matchLabels": {"sm-profiler": "enabled"}}},
+    }
+    written = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
+    applied = policy["spec"]["mutations"][0]["applyConfiguration"]["expression"]
+    for expression in (*written.values(), applied):  # each refers to what is above it only
+        assert set(re.findall(r"variables\.(\w+)", expression)) <= set(written)
+        assert all(expression.count(left) == expression.count(right) for left, right in ("()", "[]", "{}"))
+    values = dict(re.findall(r'"name": "(\w+)",\s*"value": "([^"]+)"', written["env"]))
+    assert values["SM_PROFILER_CONFIG"] in configuration()
+    assert f'["{Path(values["SM_PROFILER_CONFIG"]).parent}"]' in applied
+    check_variables({**values, "TRAINING_JOB_NAME": "given", "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
+    assert "examples/elsewhere/profile_all.yaml" in (ROOT / "docs/elsewhere/rollout.md").read_text()
 
 
 def test_each_run_in_kubernetes_has_a_name_of_its_own():

@@ -9,6 +9,7 @@ import pytest
 from sm_profiler.cli import main
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.errors import ConfigError
+from sm_profiler.formats.event_names import LOOP
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report.compare import (
     Change,
@@ -169,6 +170,19 @@ def test_unknown_batch_sizes_are_stated():
         compare(report_from(training(200)), of_batches(16))
     )
     assert "Batch sizes" not in terminal_comparison(compare(of_batches(16), of_batches(16)))
+
+
+def test_different_scripts_are_stated():
+    def of(script):
+        frames = [[f"/job/{script}", 50, "<module>"], ["/job/lib.py", 30, "train"]]
+        return report_from([*training(200), (LOOP, "train", 1.5, 0.0, "algo-1-0", 3, {"frames": frames})])
+
+    def text(*scripts):
+        return terminal_comparison(compare(*(of(script) for script in scripts)))
+
+    assert "The scripts differ: a.py and b.py." in text("a.py", "b.py")
+    assert "scripts" not in text("a.py", "a.py")
+    assert "scripts" not in terminal_comparison(compare(report_from(training(200)), of("b.py")))
 
 
 @pytest.mark.parametrize(

@@ -496,6 +496,14 @@ def test_sentence(given, text):
     assert gain_sentence(given) == text
 
 
+@pytest.mark.parametrize(("high", "ends"), [(1.6, "fast."), (1.9, "fast; two runs also differ by chance.")])
+def test_a_speedup_beyond_the_share_has_its_reason(high, ends):
+    """Of a loop that loses 36 %, no repair makes 1.9 times as fast; two runs of it may differ by that."""
+    text = gain_sentence(gain((1.2, 1.4, high)), lost=0.36)
+    assert text == f"Repairing it makes the loop 1.2 to {high} times as {ends}"
+    assert "chance" not in gain_sentence(gain((4.9, 30, 100)), lost=0.36)
+
+
 def test_a_cap_is_no_estimate():
     assert gain_sentence(gain((4.9, 30, 100))) == "Repairing it makes the loop more than 4.9 times as fast."
     assert "more than 1.8 times" in gain_sentence(gain((1.8, 5, 48.9)))  # a range of all sizes is no estimate

@@ -88,6 +88,16 @@ def test_a_training_that_went_on_or_ended_has_no_hang(more):
     assert judged(stop(SLEEPS), *more).kind is not Class.HANG
 
 
+def test_no_finding_of_the_time_before_is_shown_beside_a_hang():
+    """Each states a share and a gain of a loop that is no more."""
+    waits = report_from(training(200, wait=0.02))
+    hung = report_from([*training(200, wait=0.02), stop(SLEEPS)])
+    assert hung.verdict.kind is Class.HANG
+    assert waits.verdict.kind in {one.kind for one in hung.verdict.also}  # in report.json, as before
+    assert "Also:" not in terminal_summary(hung)
+    assert 'id="also"' not in render_html(hung)
+
+
 def test_an_exit_by_an_error_is_still_a_hang():
     assert judged(stop(SLEEPS), stop(None, state="ended", seconds=80.0, error="KeyboardInterrupt")).kind is Class.HANG
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED
+from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
@@ -163,8 +164,16 @@ def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
     shown = {
         one.metric: one.value for one in found["mixed"].evidence
     }  # that nothing was beyond it read as a contradiction
-    assert shown == {"padding, of all tokens": 0.8, "padding up to the longest sequence of each batch": 0.8}
+    assert shown == {"tokens that are padding": 0.8, "tokens of padding up to the longest sequence of their batch": 0.8}
     assert found["longest"].kind is Class.BALANCED
+
+
+@pytest.mark.parametrize("line", [31, "31", None])
+def test_padding_names_the_function_that_makes_batches_if_no_sample_met_it(line):
+    collate = {"file": "/job/train.py", "line": line, "function": "pad"}
+    record = {"padding": 0.8, "padding_of_all": 0.7, "collate": collate}
+    where = report_from(training(200), metadata=(record,)).verdict.main.where
+    assert where == ((Location("/job/train.py", 31, "pad", share=0.0),) if line == 31 else ())
 
 
 def test_a_second_cause_is_judged_by_what_the_first_leaves():

@@ -25,7 +25,8 @@ from sm_profiler.rules import (
     invoke_rule,
     run_folds,
 )
-from sm_profiler.rules.custom import own_parameters
+from sm_profiler.rules.custom import own_parameters, write_report
+from sm_profiler.rules.results import REPORTS, write_rule_reports
 from sm_profiler.rules.rule import Actions
 from sm_profiler.rules.rule_job import Settings, Status
 from sm_profiler.rules.runner import Runner
@@ -338,3 +339,14 @@ def test_rule_needs_no_base_class(job):
     rule = Latest()
     assert run_folds(read(job), [rule]) == {}
     assert rule.at > 0
+
+
+def test_a_number_that_json_lacks_is_null_in_the_report_of_a_rule(tmp_path):
+    found = {"Threshold": float("nan"), "Series": [1.0, float("inf"), -float("inf")]}
+    write_report({**found, "Place": tmp_path}, "Own", str(tmp_path))
+    write_rule_reports({"BuiltIn": found}, tmp_path)
+    for rule, more in (("Own", {"Place": str(tmp_path)}), ("BuiltIn", {})):
+        text = (tmp_path / REPORTS / f"{rule}.json").read_text()
+        assert json.loads(text, parse_constant=pytest.fail) == {
+            "Threshold": None, "Series": [1.0, None, None], **more,
+        }  # fmt: skip

@@ -40,7 +40,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS, PYTORCH
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Compile, Operators
+from sm_profiler.formats.recorded import Compile, Operators, place_of
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -281,15 +281,17 @@ def padding(case: Case) -> Found | None:
 
     share = case.share_of(*passes) * whole
     kinds = (
-        ("padding, of all tokens", whole),
-        ("padding beyond the longest sequence of each batch", of_all),
-        ("padding up to the longest sequence of each batch", whole - of_all),
+        ("tokens that are padding", whole),
+        ("tokens of padding beyond the longest sequence of their batch", of_all),
+        ("tokens of padding up to the longest sequence of their batch", whole - of_all),
     )
     evidence = tuple(
         Evidence(what, round(part, 4), unit="share") for what, part in kinds if part >= limits.SHOWN * whole
     )
     text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
     where = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")  # where batches are made
+    if not where and (place := place_of(case.metrics.collate)) is not None:
+        where = (Location(*place, share=0.0),)
     doubt = "batches of similar lengths may not be possible" if text == "padding_within" else ""
     doubt = "the model may skip the padding" if case.metrics.padding_inferred else doubt
     doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else doubt

@@ -244,7 +244,7 @@ def padding(before: Steps, ledger: Ledger) -> Repair | None:
     seconds, rows = before.seconds.copy(), before.passes
     seconds[rows] *= 1 - part[before.graph.ranks[rows]]
     least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
-    evidence = (Evidence("padding, of all tokens", float(part.mean()), unit="share"),)
+    evidence = (Evidence("tokens that are padding", float(part.mean()), unit="share"),)
     return Repair(
         before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, evidence, certain=True
     )

@@ -20,6 +20,7 @@ from sm_profiler.formats.event_names import (
 )
 from sm_profiler.formats.recorded import LoaderWorkers
 from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import code_of
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched
@@ -314,11 +315,13 @@ class DataLoaderCollector(Collector):
         stream = iterator.__dict__[STREAM] = LoaderStream(iterator, created_ns)
         try:
             batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+            collate = code_of(getattr(iterator, "_collate_fn", None))
         except Exception as error:  # a property of the script's
             pass_on(error)
-            batch_size = None
+            batch_size = collate = None
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._session.saw_batch_size(batch_size)
+            self._session.saw_collate(collate)
             self._session.saw_workers(int(iterator._num_workers))  # torch has no public name for it
         return stream
 
