@@ -62,6 +62,9 @@ class Collector:
     def forward_ends(self) -> None:
         """React to the end of an outermost forward, on the training thread."""
 
+    def thread_ends(self) -> None:
+        """React to the end of a thread that trained, on it."""
+
     def profile_changed(self, profile: Profile) -> None:
         """Adopt a changed configuration, at the start of a step."""
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import shutil
 import threading
-from _thread import get_ident
+from _thread import get_native_id
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -155,15 +155,19 @@ class DetailedWindow(Collector):
     @contextmanager
     def make_way(self) -> Iterator[None]:
         """Stop the profiler, for the script starts to profile in the block; no window stops late, or starts, meanwhile."""
-        elsewhere = self._profiler.is_of_thread and self._thread != get_ident()
-        if elsewhere and self.is_open:
+        if self._is_elsewhere:
             self._is_asked = True
             self._over.wait(WAY_SECONDS)
         with self._changing:
             if self.is_open:
                 with self._session.guarded(DETAILED):
-                    self._end(CUT_SHORT, give_up=elsewhere)
+                    self._end(CUT_SHORT)
             yield
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """True while the profiler runs on another thread, which alone can stop it."""
+        return self.is_open and self._profiler.is_of_thread and self._thread != get_native_id()
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
         """Record the start of a step; end a window that is too long."""
@@ -171,14 +175,24 @@ class DetailedWindow(Collector):
             return True
         session = self._session
         self._steps.append((session.tracker.number, session.timebase.now_us()))
-        if self._is_asked:
-            self._end(CUT_SHORT)
-        elif len(self._steps) > MAX_STEPS:
-            self._end(f"cut after {MAX_STEPS} steps")
+        too_long = len(self._steps) > MAX_STEPS
+        if too_long or (self._is_asked and not (self._is_elsewhere and _is_alive(self._thread))):
+            self._end(f"cut after {MAX_STEPS} steps" if too_long else CUT_SHORT)
         return False
+
+    def thread_ends(self) -> None:
+        """Stop the profiler on its thread, while that exists."""
+        if self.is_open and self._profiler.is_of_thread and not self._is_elsewhere:
+            self._end(CUT_SHORT)
 
     def leave(self, step: int) -> None:  # the life cycle's
         """Stop the profiler, and schedule the conversion of its trace."""
+        if self._is_elsewhere:
+            self._session.note(DETAILED, CUT_SHORT)
+            self._is_asked = True  # its thread stops it at its next step
+            if step < 0 or not _is_alive(self._thread):
+                self._give_up()
+            return
         with self._session.work.doing(f"{DETAILED} window stops"), self._changing:
             running, folder = self._take()
             if running is None or folder is None:
@@ -209,6 +223,8 @@ class DetailedWindow(Collector):
     def failed(self) -> None:
         """Stop the profiler and discard its trace."""
         with self._changing:
+            if self._is_elsewhere:
+                self._give_up()
             running, folder = self._take()
             try:
                 if running is not None:
@@ -222,6 +238,8 @@ class DetailedWindow(Collector):
 
     def finish(self) -> None:
         """Wait for conversions."""
+        if self._is_elsewhere:
+            self._give_up()
         for child in self._children:
             if not convert.finish(child):
                 self._session.note(DETAILED, "the conversion of the trace took too long")
@@ -231,7 +249,7 @@ class DetailedWindow(Collector):
     def _start(self) -> None:
         """Start the profiler; if an exception interrupts that, `failed` stops it."""
         self._folder = new_folder()
-        self._thread, self._is_asked = get_ident(), False
+        self._thread, self._is_asked = get_native_id(), False
         self._over.clear()
         self._started = True
         self._running = with_blocked_signals(self._profiler.start, self._folder)  # threads of libraries start with it
@@ -249,16 +267,17 @@ class DetailedWindow(Collector):
         self._over.set()  # what waits for that then waits for the lock
         return running, folder
 
-    def _end(self, reason: str, *, give_up: bool = False) -> None:
+    def _end(self, reason: str) -> None:
         self._session.note(DETAILED, reason)
-        if give_up:  # the training's thread may wait for this one
-            running, folder = self._take()
-            self._started = False
-            _keep(running)
-            shutil.rmtree(str(folder), ignore_errors=True)
-        else:
-            self.leave(-1)
+        self.leave(-1)
         self._session.schedule.end(DETAILED)
+
+    def _give_up(self) -> None:
+        """Leave the profiler to its thread, which may have ended, or wait for this one."""
+        running, folder = self._take()
+        self._started = False
+        _keep(running)
+        shutil.rmtree(str(folder), ignore_errors=True)
 
     def _watch(self) -> None:
         """Make way when the script starts to profile: two sessions at once are an error in every framework."""
@@ -306,6 +325,10 @@ def _insist(action: Callable[[], None]) -> None:
             interrupt = error
     if interrupt is not None:
         raise interrupt
+
+
+def _is_alive(thread: int) -> bool:
+    return any(one.native_id == thread for one in threading.enumerate())
 
 
 def _keep(session: Any) -> None:

@@ -618,7 +618,12 @@ class Session(StepObserver):
 
         If another thread trains by now, its step goes on, so scripts that train each step on a new thread still produce few files.
         """
-        if not self.is_recording or os.getpid() != self._pid or self.training_thread() != threading.get_ident():
+        if not self.is_recording or os.getpid() != self._pid:
+            return
+        for collector in self._collectors:
+            with self.guarded(collector.name):
+                collector.thread_ends()
+        if self.training_thread() != threading.get_ident():
             return
         self._thread_ends += 1
         if self._thread_ends <= MAX_THREAD_ENDS:

@@ -1,4 +1,4 @@
-"""The window of TensorFlow's and JAX's profilers: it stops once, on whichever thread, and never in a forked child."""
+"""The window of a framework's profiler: it stops once, on the thread that it must, and never in a forked child."""
 
 import gc
 import os
@@ -120,6 +120,54 @@ def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, p
     script.join()
     assert order == ["window stopped", "script starts"]
     assert getattr(profiler.module, SESSION) is Scripts
+
+
+def on_thread(action, *args):
+    thread = threading.Thread(target=action, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_a_session_of_a_thread_is_stopped_on_it_alone(window, profiler):
+    """Stopped elsewhere, torch's has nothing to export, and exporting that crashes."""
+    profiler.is_of_thread = True
+    on_thread(window.leave, 5)
+    assert (profiler.stopped, window.is_open) == ([], True)
+    on_thread(window.step_begins, 6, None)
+    assert (profiler.stopped, window.is_open) == ([], True)
+    window.step_begins(7, None)
+    assert (len(profiler.stopped), window.is_open) == (1, False)
+
+
+def test_a_session_ends_with_its_thread(window, profiler):
+    window.leave(4)
+    profiler.is_of_thread = True
+
+    def trains():
+        window.enter(8)
+        window.thread_ends()
+
+    on_thread(trains)
+    assert (len(profiler.stopped), window.is_open) == (2, False)
+
+
+@pytest.mark.parametrize("end", ["leave", "step_begins", "failed", "finish"])
+def test_a_session_whose_thread_is_gone_is_kept_and_never_stopped(window, profiler, end):
+    window.leave(4)
+    profiler.is_of_thread = True
+    on_thread(window.enter, 8)
+    running = weakref.ref(window._running)
+    window._is_asked = True
+    {
+        "leave": lambda: window.leave(9),
+        "step_begins": lambda: window.step_begins(9, None),
+        "failed": window.failed,
+        "finish": window.finish,
+    }[end]()
+    gc.collect()
+    assert running() is not None
+    assert (len(profiler.stopped), window.is_open) == (1, False)
+    assert not profiler.folders[-1].exists()
 
 
 def test_a_forked_child_neither_stops_nor_frees_its_parents_profiler(window, profiler):
