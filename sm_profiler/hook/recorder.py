@@ -24,7 +24,7 @@ from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.scheduling import waited_ns
+from sm_profiler.hook.scheduling import children_cpu_s, waited_ns
 
 FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
 FIRST_SECONDS = 0.1  # until the first beat; then twice as many each time, so that short steps soon cost less
@@ -290,7 +290,7 @@ def resident_bytes() -> int:
 def memory(helpers_ns: int = 0) -> dict[str, Any]:
     """Return resident (if known) and peak memory of this process in bytes, and what it used so far.
 
-    That is its CPU seconds, its page faults from disk, and the seconds that its main thread, or those it waited for,
+    That is its CPU seconds and those of its children, its page faults from disk, and the seconds that its main thread, or those it waited for,
     had no core.
     """
     resident, usage = resident_bytes(), resource.getrusage(resource.RUSAGE_SELF)
@@ -298,6 +298,7 @@ def memory(helpers_ns: int = 0) -> dict[str, Any]:
         **({"resident_bytes": resident} if resident else {}),
         "peak_bytes": usage.ru_maxrss * 1024,
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+        "children_s": round(children_cpu_s(), 2),
         "major_faults": usage.ru_majflt,
         "waited_s": round((waited_ns() + helpers_ns) / 1e9, 3),
     }

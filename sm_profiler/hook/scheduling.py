@@ -29,6 +29,9 @@ BEATS = 5  # between two events
 THIS_THREAD = "/proc/thread-self/schedstat"
 WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for a core, slices
 STATUS = Path("/proc/self/status")
+PROCESSES = Path("/proc")
+TASKS = Path("/proc/self/task")
+TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
 class Threads(Collector):
@@ -94,6 +97,25 @@ def waited_ns(file: str | Path | None = None) -> int:
         return 0
 
 
+def children_cpu_s(processes: Path = PROCESSES) -> float:
+    """Return the CPU seconds of the processes that this one started, such as a loader's workers, whether they have ended or not."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = 0
+    for thread in python_threads():
+        for child in _text(processes / "self" / "task" / str(thread) / "children").split()[:MAX_FOLLOWED]:
+            times = _text(processes / child.decode() / "stat").rpartition(b")")[2].split()[11:13]  # user, system
+            ticks += sum(map(int, times))
+    return ended.ru_utime + ended.ru_stime + ticks / TICKS
+
+
+def _text(file: Path) -> bytes:
+    try:
+        with open(file, "rb", buffering=0) as found:
+            return found.read(_TEXT * MAX_FOLLOWED)
+    except OSError:  # the process has ended, or the kernel does not list children
+        return b""
+
+
 def switches() -> int:
     """Return the context switches of all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -110,7 +132,6 @@ def running_threads() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("Threads:")), 0)
 
 
-TASKS = Path("/proc/self/task")
 SCHEDULER = "schedstat"  # of a thread: ns on a core, ns of waiting for a core, slices
 MAX_FOLLOWED = 16  # threads that are read each time, those that run most
 MAX_LISTED = 256  # threads among which these are chosen

@@ -37,16 +37,27 @@ class Usage:
         cpu: CPU seconds so far; they start over if the process was restarted.
         faults: page faults from disk so far.
         waited: seconds so far in which the main thread was ready to run and had no core; empty if not recorded.
+        children: CPU seconds so far of processes that it started, such as loader workers; empty if not recorded.
     """
 
     seconds: Floats
     cpu: Floats
     faults: Floats
     waited: Floats = attrs.field(factory=lambda: np.zeros(0))
+    children: Floats = attrs.field(factory=lambda: np.zeros(0))
 
     def cores(self, start: float, end: float) -> float | None:
         """Return the cores that the process occupied in a time span; None with fewer than two samples."""
         return self._rate(self.cpu, start, end)
+
+    def cores_with_children(self, start: float, end: float) -> float | None:
+        """Return the same of the process and those that it started."""
+        own = self.cores(start, end)
+        return None if own is None else own + self.of_children(start, end)
+
+    def of_children(self, start: float, end: float) -> float:
+        """Return the cores that processes occupied which this one started; 0 if that was not recorded."""
+        return (self._rate(self.children, start, end) or 0.0) if len(self.children) else 0.0
 
     def covered(self, start: float, end: float) -> float:
         """Return the share of a time span between the first and the last sample in it: what its rates speak of."""
@@ -74,13 +85,11 @@ class UsageFold(ProcessFold):
     """Collects the CPU time, the page faults and the waits for a core."""
 
     values = ("cpu_s", "major_faults")
-    added = ("waited_s",)
+    added = ("waited_s", "children_s")
 
     def result(self) -> dict[str, Usage]:
         """Return process → its samples."""
-        return {
-            name: Usage(table[:, 0], table[:, 1], table[:, 2], table[:, 3]) for name, table in self.tables().items()
-        }
+        return {name: Usage(*table.T) for name, table in self.tables().items()}
 
 
 BUCKETS = 1200  # a wide screen shows about as many points

@@ -1,6 +1,8 @@
 """Threads that compute for the training thread: which are followed, and how long a lack of cores delays them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,14 @@ def test_this_process_is_read():
     assert real.delay(10**9) >= 0
     assert real.delay(2 * 10**9) >= 0
     real.close()
+
+
+def test_workers_are_counted_while_they_run_and_once_they_have_ended(tmp_path):
+    before = scheduling.children_cpu_s()
+    work = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        worker.stdout.readline()
+        running = scheduling.children_cpu_s() - before
+    ended = scheduling.children_cpu_s() - before
+    assert 0.45 <= running <= ended < 5
+    assert scheduling.children_cpu_s(tmp_path) <= before + ended  # without the kernel's files

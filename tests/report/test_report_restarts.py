@@ -130,7 +130,7 @@ def test_money_of_an_estimated_price_is_marked(kind, rough):
     assert tile[2].endswith("at an estimated price") is rough
     shown = " ".join(terminal_summary(report).split())
     assert "saves about $" in shown
-    assert ("at an estimated price." in shown) is rough
+    assert ("at an estimated price" in shown) is rough
     own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={kind: 40.0}))
     assert "estimated" not in own.cost.sentence
 

@@ -344,6 +344,47 @@ def test_the_next_step_follows_the_gain_and_no_line_is_in_a_module():
     assert "in <code></code>" not in page
 
 
+def busy_machine(metrics, *, own, children, waiting, percent=100.0):
+    """Return metrics of a job with loader workers on a machine of two cores, of which it may use one."""
+    (rank,) = metrics.ranks
+    ticks = np.linspace(rank.start, rank.end, 30)
+    since = ticks - ticks[0]
+    usage = Usage(ticks, own * since, np.zeros(30), waiting * since, children * since)
+    rows = [
+        (1 + tick / 2, percent, "algo-1", "cpu", f"cpu{core}", "CPUUtilization")
+        for tick in range(60)
+        for core in (0, 1)
+    ]
+    machine = metrics_of([], rows)
+    return attrs.evolve(metrics, usage={NAME: usage}, system=machine.system)
+
+
+@pytest.mark.parametrize(("children", "others"), [(0.8, 0.0), (0.0, 0.6)], ids=["workers", "other programs"])
+def test_workers_of_the_loader_are_no_other_programs(children, others):
+    threads = [(event_names.THREADS, "threads", 1.0, 20.0, NAME, -1, {"threads": 4, "library_threads": 1, "cores": 1.0 if children else 2.0,
+               "waited_ns": 0, "switches": 0})]  # fmt: skip
+    case = Case(
+        busy_machine(metrics_of(training(600, wait=0.02) + threads), own=0.2, children=children, waiting=0.6), {}
+    )
+    assert case.core_wait == pytest.approx(0.6)
+    assert case.shared_wait == pytest.approx(others, abs=0.01)
+
+
+@pytest.mark.parametrize(("own", "disk"), [(0.3, True), (0.97, False)], ids=["waits", "computes"])
+def test_whoever_computes_does_not_wait_for_the_disk(own, disk):
+    """The machine's cores wait for a disk that other programs read from, too."""
+    metrics = metrics_of(training(600, wait=0.04))
+    (rank,) = metrics.ranks
+    ticks = np.linspace(rank.start, rank.end, 30)
+    waits = [(1 + tick / 2, 40.0, "algo-1", "cpu", "cpu0", "I/OWaitPercentage") for tick in range(60)]
+    usage = {NAME: Usage(ticks, own * ticks, np.zeros(30))}
+    system = metrics_of([], waits).system
+    found = cause_found(
+        "INPUT_BOUND", Case(attrs.evolve(metrics, usage=usage, system=system, loader=LoaderSettings(0, 0)), {})
+    )
+    assert ("wait for the disk" in found.headline) is disk
+
+
 def test_waits_for_a_core_are_no_more_than_sleeps_leave():
     rows = [*training(200, outside=0.0102), sampled(("outside", False, 2.0, 7))]
     metrics = metrics_of(rows)

@@ -290,7 +290,7 @@ class Case:
 
         def cores_of(one: Rank) -> float | None:
             usage = self.metrics.usage.get(one.name)
-            return usage.cores(rank.start, rank.end) if usage is not None else None
+            return usage.cores_with_children(rank.start, rank.end) if usage is not None else None
 
         own = cores_of(rank)
         peers = [cores_of(one) or 0.0 for one in self.ranks if one.node == rank.node and one.name != rank.name]
@@ -338,9 +338,14 @@ class Case:
         may lack it, and then busy cores do not show whether loading computes: None.
         """
         metrics, own = self.metrics, self.own_cores
+        available = 1 - min(self.core_wait, 1 - limits.FLOOR)  # a thread without a core does not compute
         if workers <= 0 and own:
-            available = 1 - min(self.core_wait, 1 - limits.FLOOR)  # a thread without a core does not compute
             return float(np.mean(own)) / available - (1 - load) < limits.MAJORITY * load
+        children = [
+            one.of_children(rank.start, rank.end) for rank in self.ranks if (one := metrics.usage.get(rank.name))
+        ]
+        if workers > 0 and any(children):
+            return float(np.mean(children)) / available < limits.MAJORITY * workers
         cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
         if cpu is None or not cores or not metrics.ranks:
             return False
@@ -434,10 +439,10 @@ class Case:
 
 
 def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:
-    """Return the CPU cores that others than the training processes occupy on a node; None if that is not known."""
+    """Return the CPU cores that others than the training and its workers occupy on a node; None if that is not known."""
     cpu, cores = metrics.system.of("cpu").get((node, "")), metrics.system.cores.get(node)
     usage = [metrics.usage[rank.name] for rank in metrics.ranks if rank.node == node and rank.name in metrics.usage]
-    known = [used for own in usage if (used := own.cores(start, end)) is not None]
+    known = [used for own in usage if (used := own.cores_with_children(start, end)) is not None]
     if cpu is None or not cores or not known or not np.isfinite(busy := cpu.mean_within(start, end)):
         return None
     return max(busy / 100 * cores - sum(known), 0.0)
