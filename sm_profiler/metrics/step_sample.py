@@ -426,8 +426,8 @@ def _settled(rows: StepRows) -> Mask:
 def _waited_for(rows: StepRows) -> Floats:
     """Return the µs that the script waited for each step, be it in later ones.
 
-    A call that waits for a place in the queue waits for the step that was launched a queue earlier; whoever then reads
-    results waits for all that are in the queue. How many these are follows from how long both wait.
+    A call that waits for a place in the queue waits for the step that was launched a queue earlier; a read of
+    results then waits for all that are in the queue. How many these are follows from how long both wait.
     """
     table = PartTable.of(rows.parts)
     queued, results = table[:, column(QUEUED)], table[:, column(RESULTS)]

@@ -56,7 +56,7 @@ def test_waiting_for_earlier_calls_is_divided_among_the_steps():
 @pytest.mark.parametrize("behind", [32, 16])  # steps in the queue: a script may call two functions a step
 @pytest.mark.parametrize("every", [70, 140])
 def test_what_is_left_in_the_queue_is_no_long_step(behind, every):
-    """Once the queue is full each call waits for one step, and whoever reads results waits for all that are left in it."""
+    """Once the queue is full each call waits for one step, and a read of results waits for all that are left in it."""
     rows, now = [], 1.0
     for step in range(2 * every):
         begin, place = now, step % every

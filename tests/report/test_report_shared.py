@@ -371,7 +371,7 @@ def test_workers_of_the_loader_are_no_other_programs(children, others):
 
 
 @pytest.mark.parametrize(("own", "disk"), [(0.3, True), (0.97, False)], ids=["waits", "computes"])
-def test_whoever_computes_does_not_wait_for_the_disk(own, disk):
+def test_a_loader_that_computes_does_not_wait_for_the_disk(own, disk):
     """The machine's cores wait for a disk that other programs read from, too."""
     metrics = metrics_of(training(600, wait=0.04))
     (rank,) = metrics.ranks

@@ -270,7 +270,7 @@ def _cause(case: Case) -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
         return _Cause(clause, f"input_{advice or name}", tuple(evidence), (), words, more)
 
-    # Others read from the same disk, too; whoever computes does not wait for it.
+    # Others read from the same disk, too; a loader that computes does not wait for it.
     if io_wait is not None and io_wait > 100 * limits.NOTICEABLE and pool.idle is not False:
         evidence.append(
             Evidence("mean I/O wait in the loop", round(io_wait, 1), 100 * limits.NOTICEABLE, unit="percent")
