@@ -1,6 +1,7 @@
 """Fixtures shared by all packages' tests."""
 
 import os
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -16,6 +17,11 @@ REMEDIES = (
     ("the image cannot be built here", "tests of the rule image", "install buildah and debootstrap, and be root"),
 )
 UNTIL = float(os.environ.get("SM_PROFILER_TESTS_UNTIL", "inf"))  # seconds since the epoch
+
+# Hundreds of processes import the same modules: what one has compiled, the others read, even where the shell has
+# PYTHONDONTWRITEBYTECODE.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 with suppress(ImportError):  # the environments of other SDKs and frameworks have pytest only
     from hypothesis import settings

@@ -42,12 +42,11 @@ def ended(process: subprocess.Popen, folder: Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The loops with the hook off, on and broken."""
+    """The loops with the hook off and on."""
     root = tmp_path_factory.mktemp("tensorflow")
     started = {
         "off": start(root / "off", *LOOPS, on=False),
         "on": start(root / "on", *LOOPS),
-        "broken": start(root / "broken", "broken", *LOOPS),
     }
     results = {name: ended(process, root / name) for name, process in started.items()}
     return results, open_source(str(root / "on")).events(), root
@@ -76,11 +75,10 @@ def test_waits_agree_with_the_diary(runs, loop):
     assert waits.duration_us.sum() / 1e6 >= 0.95 * line["held_up"]
 
 
-@pytest.mark.parametrize("kind", ["on", "broken"])
-def test_results_are_identical_with_the_hook(runs, kind):
+def test_results_are_identical_with_the_hook(runs):
     results, _, _ = runs
     for loop in LOOPS:
-        assert results[kind][loop]["losses"] == results["off"][loop]["losses"], loop
+        assert results["on"][loop]["losses"] == results["off"][loop]["losses"], loop
 
 
 def test_eager_steps_have_phases(runs):
@@ -120,6 +118,11 @@ def test_xla_compiles_for_each_shape_that_a_graph_fetches(runs):
     assert all(one["compiler"] == "XLA" and one["file"].endswith("tensorflow_loops.py") for one in about)
 
 
-def test_a_broken_hook_logs_one_warning(runs):
-    _, _, root = runs
-    assert (root / "broken" / "log").read_text().count("switched off, training continues") == 1
+@pytest.mark.long
+def test_a_broken_hook_changes_no_result_and_logs_one_warning(runs, tmp_path):
+    results, _, _ = runs
+    folder = tmp_path / "broken"
+    broken = ended(start(folder, "broken", *LOOPS), folder)
+    for loop in LOOPS:
+        assert broken[loop]["losses"] == results["off"][loop]["losses"], loop
+    assert (folder / "log").read_text().count("switched off, training continues") == 1

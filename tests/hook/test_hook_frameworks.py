@@ -71,7 +71,7 @@ def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> No
                 assert any(first <= start and end <= last for first, last in steps), (name, event)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)  # the matrix of test_hook_training.py has most of PLAIN, too
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenarios",

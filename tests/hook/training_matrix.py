@@ -86,11 +86,11 @@ def train(
         truth.see(loss)
 
 
-def plain(truth, **options):
+def plain(truth, epochs: int = 2, **options):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = loader(**options)
-    for _ in range(2):
+    for _ in range(epochs):
         train(truth, model, batches, optimizer)
     truth.see_all(model)
 
@@ -104,7 +104,7 @@ def persistent_workers(truth):
 
 
 def spawned_workers(truth):
-    plain(truth, num_workers=1, multiprocessing_context="spawn")
+    plain(truth, epochs=1, num_workers=1, multiprocessing_context="spawn")  # each worker imports torch
 
 
 def accumulation(truth):
