@@ -193,10 +193,13 @@ def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
     estimator = wire.estimator(
         profiler_config=ProfilerConfig(system_monitor_interval_millis=100), rules=[debugging, report()]
     )
-    with pytest.warns(UserWarning, match="replaced") as warned:
+    with pytest.warns(UserWarning, match="replaced|tensors") as warned:
         attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
     texts = [str(one.message) for one in warned]
     assert any("rules are replaced: ProfilerReport" in text for text in texts)
+    assert any(
+        "VanishingGradient: rules on tensors, which sm-profiler neither records nor judges" in text for text in texts
+    )
     assert any("profiler_config is replaced: ProfilingIntervalInMilliseconds" in text for text in texts)
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
 
