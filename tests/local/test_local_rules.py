@@ -231,3 +231,22 @@ def test_rules_on_tensors_end_with_the_reason(bench):
     assert (found["RuleConfigurationName"], found["RuleEvaluationStatus"]) == ("LossNotDecreasing", "Error")
     assert found["StatusDetails"] == "not evaluated: sm-profiler records and judges no tensors"
     assert any("judges no tensors, not evaluated: LossNotDecreasing" in line for line in bench.lines(name))
+
+
+def test_a_rule_of_a_job_whose_bucket_is_missing_ends_with_the_job(bench):
+    """It went on for a minute after a job that had stored nothing."""
+    rule = {"RuleConfigurationName": "ProfilerReport", "RuleEvaluatorImage": "sm-profiler:1", "RuleParameters": {"rule_to_invoke": "ProfilerReport"}}  # fmt: skip
+    name = bench.start(
+        "print('hello')",
+        ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"},
+        ProfilerRuleConfigurations=[rule],
+    )
+    bench.wait(name)
+
+    def status(job):
+        return job["ProfilerRuleEvaluationStatuses"][0]
+
+    over = bench.until(
+        lambda: bench.describe(name), lambda job: status(job)["RuleEvaluationStatus"] != "InProgress", 40
+    )
+    assert status(over)["StatusDetails"].startswith("not evaluated: no profiler data in s3://there-is-no-such-bucket/")
