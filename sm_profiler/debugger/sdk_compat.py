@@ -73,9 +73,9 @@ def _attribute(name: str) -> Any:
 
 
 def local_of_caller(name: str) -> Any:
-    """Return a local variable of the function that called a method of ours, or None.
+    """Return a local variable of the function that called one of our methods, or None.
 
-    SDK v2 asks a configuration for its request and does not tell it which job it is for.
+    SDK v2 requests the wire form of a configuration without naming the job that it is for.
     """
     try:
         return sys._getframe(2).f_locals.get(name)

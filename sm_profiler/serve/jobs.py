@@ -236,8 +236,10 @@ def find_shown(
     for job in find_jobs(source, expected=True, accounts=accounts):
         state = "ended" if endings is not None and endings.is_over(job) else job.state
         known = verdicts.known(job) if verdicts is not None else None
-        read = {"saved": known.verdict, "end": known.end, "problem": known.problem} if known is not None else {}
-        yield Found(job.name, job.where, job.changed, state, status=job.status, **read)
+        found = Found(job.name, job.where, job.changed, state, status=job.status)
+        if known is not None:
+            found = attrs.evolve(found, saved=known.verdict, end=known.end, problem=known.problem)
+        yield found
 
 
 @attrs.define(eq=False)

@@ -177,7 +177,7 @@ def test_jobs_that_waste_most_come_first_with_any_cause():
 
 
 def test_advice_below_the_jobs_that_waste_most_is_short():
-    """A long paragraph stood below each job, with the numbers of that job."""
+    """Below each job there was a long paragraph, with the numbers of that job."""
     jobs = [
         priced(
             report_json(name, finding("HOST_BOUND", lost, next_step=f"Give each step more work. {'It is slow. ' * 20}Now {name}.")),

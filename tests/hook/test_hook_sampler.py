@@ -281,7 +281,7 @@ def test_each_sample_counts_for_the_time_since_the_last_in_the_phase_of_the_trac
 
 
 def test_what_the_hook_does_on_the_training_thread_is_no_line_of_the_script():
-    """A window's end stood in the flame graph with a quarter of the time outside the phases."""
+    """A window's end was in the flame graph, with a quarter of the time outside the phases."""
     machine = Machine()
     machine.thread = get_ident()
     machine.step(0)
