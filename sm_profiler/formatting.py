@@ -131,6 +131,25 @@ def shorten(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
 
+SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
+
+
+def first_sentences(text: str, limit: int) -> str:
+    """Return the sentences that a text begins with and that fit; the first clauses of its first one if that is too long."""
+    text = clean(text)
+    if len(text) <= limit:
+        return text
+    whole = ""
+    for sentence in SENTENCE.split(text):
+        if len(whole) + len(sentence) + 1 > limit:
+            break
+        whole = f"{whole} {sentence}".lstrip()
+    if whole:
+        return whole
+    clauses, end = text[: limit - 1], text[: limit - 1].rfind("; ")
+    return f"{clauses[:end]}." if end > 0 else f"{clauses.rpartition(' ')[0] or clauses}…"
+
+
 # Python's own files, installed packages and the profiler. Kineto shortens a path to what follows its folder in sys.path,
 # so that a library's may begin with its name; "~" is a built-in function of cProfile's.
 _LIBRARY = re.compile(

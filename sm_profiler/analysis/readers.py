@@ -198,8 +198,11 @@ class TrainingJob:
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
         self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
-        print(f"ProfilerConfig:{self.profiler_config}")
         print(f"s3 path:{printable(self.profiler_s3_output_path)}")
+
+    def __repr__(self) -> str:
+        status = self.ds.get("TrainingJobStatus", "unknown")
+        return printable(f"<TrainingJob {self.name}: {status}, profile in {self.profiler_s3_output_path}>")
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
         """Return the reader of system metrics; None until there are any.

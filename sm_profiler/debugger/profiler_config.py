@@ -12,8 +12,9 @@ import attrs
 from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config, shown
 from sm_profiler.debugger.framework_profile import FrameworkProfile
 from sm_profiler.debugger.profiler import Profiler
-from sm_profiler.debugger.sdk_compat import SdkValue, drop_deprecation_warnings, is_kind
+from sm_profiler.debugger.sdk_compat import SdkValue, drop_deprecation_warnings, is_kind, local_of_caller
 from sm_profiler.debugger.utils import require
+from sm_profiler.settings import AUTO
 
 if TYPE_CHECKING:
     from sm_profiler.config.explaining import Explanation
@@ -91,6 +92,7 @@ class ProfilerConfig(SdkValue):
             drop_deprecation_warnings(everywhere=True)
 
     def _to_request_dict(self) -> dict[str, Any]:
+        self._warn_of_hook_that_stays_off(local_of_caller("estimator"))
         request: dict[str, Any] = {}
         if self.s3_output_path is not None and self.disable_profiler is False:
             request["S3OutputPath"] = self.s3_output_path
@@ -101,6 +103,22 @@ class ProfilerConfig(SdkValue):
             if parameters is not None:
                 request["ProfilingParameters"] = parameters.profiling_parameters
         return request
+
+    def _warn_of_hook_that_stays_off(self, estimator: Any) -> None:
+        """Warn if an SDK v2 Estimator requests framework metrics, and nothing switches the hook on in the container.
+
+        An image of the user's own may do it.
+        """
+        if self.framework_profile_params is None or self.disable_profiler is True or estimator is None:
+            return
+        if getattr(estimator, "image_uri", None) or AUTO.name in (getattr(estimator, "environment", None) or {}):
+            return
+        warnings.warn(
+            f"framework metrics are configured, but {AUTO.name} is not in the Estimator's environment: unless the script starts "
+            f"the hook itself, system metrics alone are recorded. Add environment={{'{AUTO.name}': '1'}}, or call "
+            "sm_profiler.launch.attach(estimator, profiler_config, rules), which adds it",
+            stacklevel=3,
+        )
 
     @classmethod
     def _to_profiler_disabled_request_dict(cls) -> dict[str, Any]:

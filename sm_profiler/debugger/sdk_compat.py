@@ -72,6 +72,17 @@ def _attribute(name: str) -> Any:
     return found
 
 
+def local_of_caller(name: str) -> Any:
+    """Return a local variable of the function that called one of our methods, or None.
+
+    SDK v2 requests the wire form of a configuration without naming the job that it is for.
+    """
+    try:
+        return sys._getframe(2).f_locals.get(name)
+    except ValueError:  # there is no caller
+        return None
+
+
 def is_kind(value: object, cls: type[T]) -> bool:
     """Return True for an instance of one of our classes, or of the SDK's class of the same name."""
     if isinstance(value, cls):

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.formatting import first_sentences
 from sm_profiler.printable import one_line, printable
 from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
@@ -48,6 +49,7 @@ MAX_BYTES = 4_000_000
 
 MAX_NAME = 200
 MAX_LINE = 600
+MAX_STEP = 240  # characters of the next step: the report has all of it
 MAX_ALSO = 10
 
 ATTEMPTS = 4
@@ -200,7 +202,7 @@ class Message:
 
     Attributes:
         title: the job and its verdict.
-        lines: end of the job, headline, line of code, gain, next step, location of the profile.
+        lines: end of the job, headline, line of code, gain, beginning of the next step, location of the profile.
         detail: the same as data, in the words of report.json.
     """
 
@@ -228,7 +230,7 @@ def message_of(report: Report) -> Message:
         main.headline,
         f"Where: {place.file}:{place.line} {place.function}" if place else "",
         gain_of_finding(main),
-        main.next_step,
+        first_sentences(main.next_step, MAX_STEP),
         f"Report: {printable(report.link)}" if report.link else "",
         f"Profile: {place_of(report)}" if report.source else "",
     ]

@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.fleet.model import Fleet, FleetJob, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
-from sm_profiler.formatting import percent, plural, shorten
+from sm_profiler.formatting import first_sentences, percent, plural, shorten
 from sm_profiler.printable import cut, printable
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
@@ -39,6 +39,7 @@ LINES = 3  # of each list; the page has the others
 TOP = 5
 _NAME = 40  # characters
 _REASON = 100
+_STEP = 160
 _BAR = 24
 
 
@@ -204,7 +205,7 @@ def _lines(fleet: Fleet) -> Iterator[str]:
 
 
 def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
-    """Write the jobs that lose most, in that order; the same advice is shown once, after its first jobs."""
+    """Write the jobs that lose most, in that order; the beginning of the same advice is shown once, after its first jobs."""
     in_dollars = in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
 
@@ -212,7 +213,7 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
         return (job.usd or 0.0) if in_dollars else job.instance_hours
 
     ranked, shown = sorted(jobs, key=lambda job: -lost(job)), set[str]()
-    for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, job.next_step)):
+    for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, _STEP))):
         for job in some:
             reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
             yield f"  {amounts.format(lost(job)):>10}  {cut(job.name, _NAME)}: {label(cause)}{reason}"

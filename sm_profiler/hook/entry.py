@@ -569,7 +569,7 @@ def _add_sampler(session: Session) -> Sampler | None:
         session.training_thread,
         is_recording=lambda: session.is_recording,
         on_error=session.switch_off,
-        work=session.work.unrecorded,
+        work=session.work,
     )
     session.sampler = sampler
     session.add(sampler)

@@ -36,6 +36,7 @@ class OwnWork:
         waited: Callable[[], int] = waited_ns,
     ) -> None:
         self.stalled_ns = 0
+        self._kept = (0, 0)  # ns by the clock for which the training was kept; the start of what keeps it now, or 0
         self._append = append
         self._clock = clock
         self._waited = waited  # of the main thread, for a core
@@ -46,10 +47,16 @@ class OwnWork:
         """Start over, in a forked child, which has one thread."""
         self._threads.clear()
         self.stalled_ns = 0
+        self._kept = (0, 0)
 
-    def is_own(self) -> bool:
-        """Return whether this thread is doing the hook's work."""
-        return get_ident() in self._threads
+    def is_own(self, thread: int | None = None) -> bool:
+        """Return whether a thread, by default this one, is doing the hook's work."""
+        return (get_ident() if thread is None else thread) in self._threads
+
+    def kept_ns(self, now_ns: int) -> int:
+        """Return the nanoseconds by the clock for which the training has waited for the hook's work until now."""
+        ended, start = self._kept
+        return ended + (max(now_ns - start, 0) if start else 0)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -79,6 +86,7 @@ class OwnWork:
         waited = self._waited() if stalls else 0
         if stalls:
             self._waited_elsewhere = 0
+            self._kept = self._kept[0], start
         try:
             with self.unrecorded():
                 yield
@@ -87,6 +95,7 @@ class OwnWork:
             if end - start >= MIN_NS:
                 self.record(what, start, end, kind)
             if stalls:
+                self._kept = self._kept[0] + end - start, 0
                 without_core = self._waited() - waited + self._waited_elsewhere
                 self.stalled_ns += max(end - start - without_core, 0)
 
@@ -99,7 +108,9 @@ class OwnWork:
         start = self._clock()
         with self.unrecorded():
             yield
-        self.record(what, start, self._clock(), STALL)
+        end = self._clock()
+        self._kept = self._kept[0] + end - start, self._kept[1]
+        self.record(what, start, end, STALL)
 
     def elsewhere(self, action: Callable[[], Result]) -> Result:
         """Run an action on another thread, for which a block of own work waits; that thread's waits for a core are no stall.

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from types import FrameType
 from typing import Protocol
@@ -25,6 +24,7 @@ from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import MAX_STRETCH
 from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
@@ -89,7 +89,7 @@ class Sampler(Collector):
         *,
         is_recording: Callable[[], bool],
         on_error: Callable[[Collector, BaseException], None],
-        work: Callable[[], AbstractContextManager[None]] = nullcontext,
+        work: OwnWork | None = None,
         clock: Callable[[], int] = perf_counter_ns,
         own_cpu: Callable[[], float] = time.thread_time,
         frames: Frames = current_frames,
@@ -101,7 +101,7 @@ class Sampler(Collector):
         self._training_thread = thread
         self._is_recording = is_recording
         self._on_error = on_error
-        self._work = work
+        self._work = work or OwnWork(append)
         self._clock = clock
         self._own_cpu = own_cpu
         self._frames = frames
@@ -125,6 +125,7 @@ class Sampler(Collector):
         self._stop = threading.Event()
         self._thread: threads.Thread | None = None
         self._began_ns = self._last_ns = self._written_ns = self._clock()
+        self._kept_ns = self._work.kept_ns(self._last_ns)
         self._loop_ns: int | None = None  # time of the first sample in a step
         self._seen = (-1, 0)  # number of a step and its start
         self._seen_ns = 0  # time of the last sample
@@ -172,7 +173,7 @@ class Sampler(Collector):
 
     def _run(self, stop: threading.Event) -> None:
         try:
-            with self._work():
+            with self._work.unrecorded():
                 self._loop(stop)
         except Exception as error:  # fail open
             self._on_error(self, error)
@@ -214,13 +215,21 @@ class Sampler(Collector):
     # samples
 
     def sample(self, now_ns: int) -> None:
-        """Add one sample of the training thread, which counts for the time since the last one."""
-        stack, lines = stack_and_lines(self._training_thread(), self._frames)
+        """Add one sample of the training thread, which counts for the time since the last one.
+
+        What the hook does on that thread is no line of the script, and neither is the time that it took since then.
+        """
+        thread = self._training_thread()
+        stack, lines = stack_and_lines(thread, self._frames)
+        own = self._work.is_own(thread)
         phase = self.declared[-1] if self.declared else phase_of(self._tracker, stack)  # before the thread runs on
         places, leaf = self.reader.read(stack, lines)
         del stack  # frames keep what is local to them alive
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
+        kept = self._work.kept_ns(now_ns)
+        counted = seconds - max(kept - self._kept_ns, 0) / 1e9
+        self._kept_ns = kept
         long = self._follow_step(now_ns)
         waited, delay = self._waited_ns(), self._helpers.delay(now_ns)
         if self.declared or phase in WITHOUT_HELPERS:
@@ -231,8 +240,8 @@ class Sampler(Collector):
         ran = max(seconds - waiting, 0.0)
         self._saved = min(self._saved + self._share(now_ns) * ran, SAVED)
         self._stretch = min(max(seconds, 1e-9) / max(ran, 1e-9), MAX_STRETCH)
-        if places:
-            self._tally.hold((phase, long, leaf, places), seconds, waiting)
+        if places and not own and counted > 0:
+            self._tally.hold((phase, long, leaf, places), counted, min(waiting, counted))
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:
         """Record which functions of the script run the first steps."""

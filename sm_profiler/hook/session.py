@@ -297,7 +297,8 @@ class Session(StepObserver):
         try:
             self.inputs.see(value.shape, self.tracker.number)
             if self.padding.left > 0 and self._workers < 0:  # no loader shows its batches
-                self.padding.see(value)
+                with self.work.unrecorded():
+                    self.padding.see(value)
         except Exception as error:  # a nested tensor has none
             pass_on(error)
 

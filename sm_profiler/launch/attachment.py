@@ -52,6 +52,13 @@ def attach_estimator(
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
     if dropped:
         warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
+    if others:
+        names = ", ".join(str(rule.name) for rule in others)
+        warnings.warn(
+            f"{names}: rules on tensors, which sm-profiler neither records nor judges; they get data only from smdebug in "
+            "AWS's images up to PyTorch 2.0",
+            stacklevel=3,
+        )
     _require_docker_in_local_mode(estimator, backend)
     before = estimator.profiler_config
     if backend == "agent":

@@ -40,12 +40,13 @@ from sm_profiler.local.records import (
 from sm_profiler.local.services import Services, download, open_uploader
 from sm_profiler.local.supervisor import GRACE_S, JobProcess, describe_exit
 from sm_profiler.monitor.uploader import Uploader
-from sm_profiler.rules.rule_job import STATUS_FILE
+from sm_profiler.rules.rule_job import GRACE, STATUS_FILE
 from sm_profiler.settings import POLL_S as RULE_POLL
 from sm_profiler.settings import ROOT, SCHEDULER
 
 POLL_S = 0.5
 RULE_GRACE_S = 5.0
+TRAINING_GRACE_S = 5.0  # for which a rule waits for data after the training: all uploads have ended by then
 LAST_UPLOAD_S = 30.0  # for which uploads of a rule's last files are tried again
 RULE_IMAGE = re.compile(r"(sagemaker-debugger-rules|sm-profiler)")
 RULE_COMMAND = [sys.executable, "-m", "sm_profiler", "rules", "run"]
@@ -286,6 +287,7 @@ class RuleRun(ProcessingRun):
     def environment(self, host: ProcessingHost, python: Path, scheduler: str = "") -> dict[str, str]:
         """Return all variables of the rule's process."""
         return {
+            GRACE: f"{TRAINING_GRACE_S:.0f}",  # the request's own replaces it
             **super().environment(host, python, scheduler),
             RULE_POLL.name: "2",  # listing S3 on this machine costs little
             STOP_SIGNAL_VARIABLE: str(self.stop_file),

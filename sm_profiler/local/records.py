@@ -19,6 +19,7 @@ JsonDict = dict[str, Any]
 MAX_COMPONENT = 100  # characters of a rule's folder
 MAX_REASON = 1024  # characters of FailureReason and StatusDetails
 ENDED = ("Completed", "Failed", "Stopped")
+NO_TENSORS = "sm-profiler records and judges no tensors"
 FINAL_RULE_STATUSES = tuple(status.value for status in (Status.NO_ISSUES, Status.ISSUES, Status.ERROR, Status.STOPPED))
 # secondary status → the service's StatusMessage
 MESSAGES = {
@@ -178,6 +179,11 @@ class TrainingJobRecord(JobRecord):
         """True if the profiler is on, and the request does not itself switch the hook on or off, as SageMaker needs it to."""
         return self.profiling and AUTO.name not in self.request.get("Environment", {})
 
+    @property
+    def tensor_rules(self) -> list[str]:
+        """Names of Debugger's rules on tensors in the request."""
+        return [str(one.get("RuleConfigurationName", "")) for one in self.request.get("DebugRuleConfigurations", ())]
+
     def configure_profiler(self, config: JsonDict) -> None:
         """Take over a configuration, which may be only what an update changes."""
         self.profiler_config = {**(self.profiler_config or {}), **config}
@@ -236,6 +242,16 @@ class TrainingJobRecord(JobRecord):
             if self.rules:
                 shown["ProfilerRuleConfigurations"] = [rule.configuration for rule in self.rules]
                 shown["ProfilerRuleEvaluationStatuses"] = [rule.describe() for rule in self.rules]
+            if self.tensor_rules:
+                shown["DebugRuleEvaluationStatuses"] = [
+                    {
+                        "RuleConfigurationName": name,
+                        "RuleEvaluationStatus": Status.ERROR.value,
+                        "StatusDetails": f"not evaluated: {NO_TENSORS}",
+                        "LastModifiedTime": self.creation_time,
+                    }
+                    for name in self.tensor_rules
+                ]
             if self.metrics:
                 shown["FinalMetricDataList"] = list(self.metrics.values())
             return shown | self._times()

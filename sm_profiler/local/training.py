@@ -39,7 +39,7 @@ from sm_profiler.local.host import (
 )
 from sm_profiler.local.output import TRAINING_GROUP, ErrorLines, LogStream, MetricMatcher
 from sm_profiler.local.processing import DEFAULT_MAX_RUNTIME_S, RuleRun
-from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
+from sm_profiler.local.records import MAX_REASON, NO_TENSORS, TrainingJobRecord, now
 from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
 from sm_profiler.local.supervisor import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.monitor.uploader import Uploader, open_destination
@@ -343,6 +343,8 @@ class TrainingRun(threading.Thread):
             raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
 
     def _start_profiling(self, s3: Any) -> None:
+        if self.job.tensor_rules:
+            self.streams[0].write(f"sm-profiler: {NO_TENSORS}, not evaluated: {', '.join(self.job.tensor_rules)}")
         if self.job.hook_is_added:
             self.streams[0].write(HOOK_IS_ADDED)
             self.job.hook_was_added = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
+from sm_profiler.formatting import SENTENCE, clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import cut, printable
@@ -21,7 +20,6 @@ from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes
 
 MAX_LINES = 15
-_SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
 MAX_PLACES = 2  # lines of code
 MAX_STACKS = 3  # of a training that stopped
 MIN_NAMED = 0.005  # of a job
@@ -172,7 +170,7 @@ def _wrap(text: str, width: int, most: int = 4) -> list[str]:
 
 def _sentences(text: str, width: int, most: int = 4) -> list[str]:
     """Return the sentences that fit into some lines; if none does, the beginning of the first one."""
-    sentences = _SENTENCE.split(printable(text))
+    sentences = SENTENCE.split(printable(text))
     for count in range(len(sentences), 0, -1):
         lines = textwrap.wrap(" ".join(sentences[:count]), width, initial_indent="  ", subsequent_indent="  ")
         if len(lines) <= most:

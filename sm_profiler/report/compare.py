@@ -126,9 +126,15 @@ NEGLIGIBLE = 0.001  # of a step; smaller parts have no row
 LOOP = "loop"  # in place of the key of a part: the step with its evaluation
 AROUND = "around"  # in place of the keys of `_AROUND`: what is outside the phases, if waits for data are not known
 OTHERS = "others"  # in place of the key of a part: what other programs add to `LOOP`
+ELAPSED = "elapsed"  # in place of the key of a part: `LOOP` as the clock shows it, with `OTHERS`
 STEP, SAMPLE = "step", "sample"
 _AROUND = ("wait", "outside")
-_LABELS = {LOOP: "Step with evaluation", AROUND: "Data and other code", OTHERS: "Waiting for a core"}
+_LABELS = {
+    LOOP: "Step with evaluation",
+    AROUND: "Data and other code",
+    OTHERS: "Waiting for a core",
+    ELAPSED: "By the clock",
+}
 
 
 @attrs.frozen
@@ -136,7 +142,7 @@ class Change:
     """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: key of the part, `parts.WHOLE`, `LOOP`, `AROUND` or `OTHERS`.
+        part: key of the part, `parts.WHOLE`, `LOOP`, `AROUND`, `OTHERS` or `ELAPSED`.
         before, after: mean time per step or sample, without the load of other programs, which is in `OTHERS`.
         change: after / before - 1; None if before is 0.
         low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
@@ -195,6 +201,7 @@ class Comparison:
         per: `step`, or `sample` if the runs have batches of different sizes.
         samples: samples that a step of all ranks trains; None if unknown.
         others: share of the loop in which other programs kept the training waiting for a core.
+        elapsed: the step with its evaluation and these waits, as the clock shows it; None if there are hardly any.
         notes: how the times were made comparable.
         measured: the times of runs that are not comparable because of other programs; without changes.
     """
@@ -209,12 +216,13 @@ class Comparison:
     per: str = STEP
     samples: tuple[float | None, float | None] = (None, None)
     others: tuple[float, float] = (0.0, 0.0)
+    elapsed: Change | None = None
     notes: tuple[str, ...] = ()
     measured: tuple[Change, ...] = ()
 
     @property
     def step(self) -> Change | None:
-        """Change of the whole step, with its evaluation: the number that all statements are about."""
+        """Change of the whole step, with its evaluation and without the load of other programs."""
         return self.changes[0] if self.changes else None
 
     @property
@@ -255,7 +263,7 @@ def compare(before: Report, after: Report) -> Comparison:
     """Compare two runs by their training steps after the warm-up.
 
     Times are those of a sample if the batch sizes differ. Time in which other programs kept the training waiting for a
-    core is taken out; runs that mostly waited are not compared. Intervals come from a bootstrap: blocks of
+    core is taken out, and the summary states the time with it, too; runs that mostly waited are not compared. Intervals come from a bootstrap: blocks of
     consecutive steps are drawn, because neighbouring steps resemble each other.
     """
     metrics = before.metrics, after.metrics
@@ -295,13 +303,15 @@ def compare(before: Report, after: Report) -> Comparison:
     loaded = max(others) >= LOAD_FROM
     own = (1 - others[0], 1 - others[1]) if loaded else (1.0, 1.0)
     changes = tuple(_change(key, each[0][key], each[1][key], own) for key in shown)
+    elapsed = None
     if loaded:
         waited = [times[LOOP].mean * share for times, share in zip(each, others, strict=True)]
         changes += (Change(OTHERS, waited[0], waited[1], None, None, None),)
+        elapsed = attrs.evolve(_change(LOOP, each[0][LOOP], each[1][LOOP], (1.0, 1.0)), part=ELAPSED)
     step = changes[0] if changes else None
     found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
     notes = (*_script_notes(*metrics), *_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
-    return result(changes, _sentence(changes, per), predictions=found, notes=notes)
+    return result(changes, _sentence(changes, per, elapsed), predictions=found, elapsed=elapsed, notes=notes)
 
 
 def _samples(before: JobMetrics, after: JobMetrics) -> tuple[float | None, float | None]:
@@ -423,12 +433,30 @@ def _load_notes(others: tuple[float, float], contexts: Sequence[Case]) -> tuple[
     before, after = (percent(share) for share in others)
     text = (
         f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The times "
-        "are without these waits, which are in the last row; the intervals are wider by them."
+        "of the parts are without these waits, which have their own row; the intervals are wider by them."
     )
     return (text,)
 
 
-def _sentence(changes: tuple[Change, ...], per: str) -> str:
+def _sentence(changes: tuple[Change, ...], per: str, elapsed: Change | None) -> str:
+    """Return the summary; what the clock shows comes first, since that is what a user waits for and pays."""
+    own = _own_sentence(changes, per)
+    if elapsed is None or elapsed.change is None:
+        return own
+    if not elapsed.is_clear:
+        change = "no more than chance explains"
+    else:
+        change = f"{_short(abs(elapsed.change))} % {'slower' if elapsed.change > 0 else 'faster'}"
+        if elapsed.change >= FACTOR_FROM - 1:
+            change = f"{_factor(elapsed.change + 1)} times as long"
+    return (
+        f"With waits for a core, {per}s take {duration(elapsed.before)} before and {duration(elapsed.after)} after, {change}. "
+        f"Without those for other programs: {own[0].lower()}{own[1:]}"
+    )
+
+
+def _own_sentence(changes: tuple[Change, ...], per: str) -> str:
+    """Return the summary of the times without the load of other programs."""
     step = changes[0] if changes else None
     if step is None or step.change is None or not step.is_clear:
         return f"No significant difference: the {per}s of both runs differ by no more than chance explains."
@@ -468,7 +496,9 @@ def terminal_comparison(found: Comparison) -> str:
 
 def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
     """Return the comparison as an HTML page; `links` lead to others, where a server shows them."""
-    slower = found.step is not None and found.step.is_clear and (found.step.change or 0) > 0
+    slower, delayed = (
+        one is not None and one.is_clear and (one.change or 0) > 0 for one in (found.step, found.elapsed)
+    )
     return render_page(
         "compare.html",
         title="Comparison - sm-profiler",
@@ -478,7 +508,7 @@ def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
         rows=_rows(found),
         tables=(),
         method="means over the training steps after the warm-up; intervals from a block bootstrap.",
-        mood="issue" if slower else "healthy" if found.changes else "open",
+        mood="issue" if slower else "healthy" if found.changes and not delayed else "open",
         links=links,
     )
 
@@ -494,7 +524,7 @@ def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
     """Return label, before, after, change and interval of each part."""
     return [
         (_label(one.part), duration(one.before), duration(one.after), _percent(one.change), _interval(one))
-        for one in found.changes or found.measured
+        for one in (*(found.changes or found.measured), *([found.elapsed] if found.elapsed else []))
     ]
 
 

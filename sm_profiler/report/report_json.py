@@ -27,11 +27,11 @@ from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KIL
 from sm_profiler.identity import MACHINE, machine_of
 from sm_profiler.metrics import hang
 from sm_profiler.metrics.attempts import process_name
-from sm_profiler.metrics.ends import JobEnd, RankEnd, StoredEnd
+from sm_profiler.metrics.ends import FAILED, JobEnd, RankEnd, StoredEnd
 from sm_profiler.metrics.job_metrics import Rank as RankMetrics
 from sm_profiler.metrics.startup import Billed, billed_time, repeated_work, start_parts
 from sm_profiler.metrics.step_fold import EVAL, LoaderSettings
-from sm_profiler.printable import one_line
+from sm_profiler.printable import one_line, printable
 from sm_profiler.render.words import process_labels
 
 SCHEMA_VERSION = "1.0"
@@ -454,6 +454,10 @@ class _OnlyVerdict(msgspec.Struct):
     verdict: Finding
 
 
+class _OnlyEnd(msgspec.Struct):
+    end: End | None = None
+
+
 # ---------------------------------------------------------------------- write
 
 
@@ -664,6 +668,7 @@ def _finite(value: Any) -> Any:
 # ----------------------------------------------------------------------- read
 
 _STORED, _VERDICT = msgspec.json.Decoder(StoredReport), msgspec.json.Decoder(_OnlyVerdict)
+_END = msgspec.json.Decoder(_OnlyEnd)
 _DAMAGED = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
 
 
@@ -701,6 +706,19 @@ def read_verdict(data: bytes) -> Finding | None:
         return _VERDICT.decode(data).verdict
     except _DAMAGED:
         return None
+
+
+def read_failure(data: bytes) -> str:
+    """Return why the job of a report.json failed, in a sentence; "" if it did not, or if that cannot be read."""
+    try:
+        end = _END.decode(data).end
+    except _DAMAGED:
+        return ""
+    if end is None or end.state not in FAILED:
+        return ""
+    return printable(
+        JobEnd(state=end.state, exit_code=end.exit_code, error=end.error, place=end.where, step=end.step).sentence
+    )
 
 
 # --------------------------------------------------------------------- schema

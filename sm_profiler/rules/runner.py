@@ -51,6 +51,7 @@ from sm_profiler.threads import SignalEvent
 
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")
+NOT_EVALUATED = "not evaluated"  # beginning of the details of a rule without data to judge, whose status is NoIssuesFound
 
 Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
 
@@ -145,7 +146,7 @@ class Runner:
         source = self._open()
         if source is None:
             reason = "stopped before any arrived" if self._stopped.is_set() else "the job ended without any"
-            details = f"no profiler data in {self.settings.source}: {reason}"
+            details = f"{NOT_EVALUATED}: no profiler data in {self.settings.source}: {reason}"
             write_plain_report(self.settings.output, self.settings.rule, details)
             return (Status.STOPPED if self._stopped.is_set() else Status.NO_ISSUES), details
         custom = CustomProcess.start(self.settings, source.uri) if self.settings.code else None
@@ -302,11 +303,12 @@ class Runner:
         if deciding in results.fired or (deciding == DEFAULT_RULE and results.fired):
             step = report.first_met.get(deciding, self._windows)
             return Status.ISSUES, str(RuleEvaluationConditionMet(deciding, step))
-        reasons = dict(results.broken)
         decided = results.results.get(deciding)
+        reasons = []
         if decided is not None and decided.not_evaluated:  # NoIssuesFound alone would look as if all were well
-            reasons[deciding] = decided.not_evaluated
-        broken = "; ".join(f"{name} could not be evaluated: {line}" for name, line in reasons.items())
+            reasons = [f"{NOT_EVALUATED}: {decided.not_evaluated}"]
+        reasons += [f"{name} could not be evaluated: {line}" for name, line in results.broken.items()]
+        broken = "; ".join(reasons)
         return (Status.STOPPED, "stopped by signal") if stopped else (Status.NO_ISSUES, broken)
 
     def _judged(self, results: RuleResults, deciding: str) -> tuple[Status, str] | None:

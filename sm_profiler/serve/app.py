@@ -394,16 +394,20 @@ class Site:
 
 def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
     row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
-    row["state"] = found.state
-    finding = found.saved
+    row["state"] = f"{found.state}: {found.problem}" if found.problem else found.state
+    finding, end = found.saved, found.end
     if snapshot is not None:
+        end = snapshot.end or end
         finding = snapshot.main or finding or snapshot.saved
-        row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
+        if snapshot.version or found.state != "ended":
+            row["state"] = state_line(snapshot)
+        elif not found.problem:
+            row["state"] = "ended; it is being read"
         row["spark"] = step_times(snapshot) + gpu_use(snapshot)
     if found.status and re.match(r"ended($|[:;])", row["state"]):
         row["state"] = row["state"].replace("ended", found.status, 1)
     if finding is not None:
-        row |= {"verdict": finding.label, "headline": finding.headline}
+        row |= {"verdict": finding.label, "headline": f"{end} {finding.headline}".lstrip()}
         row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
     return row
 

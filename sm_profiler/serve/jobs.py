@@ -22,10 +22,11 @@ from sm_profiler.formats.layout import TRACE_FOLDER, TraceFile, hour_folder, par
 from sm_profiler.formats.process_end import END
 from sm_profiler.jobs.finding import UPLOADED_S, Job, find_jobs, is_remote, local_folder
 from sm_profiler.printable import printable
-from sm_profiler.report.report_json import read_report, read_verdict, stored_end
+from sm_profiler.report.report_json import read_failure, read_report, read_verdict, stored_end
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.reading import JobStatus
-from sm_profiler.source.opening import OUTPUTS, is_account
+from sm_profiler.source import open_source
+from sm_profiler.source.opening import OUTPUTS, NoProfilerDataError, is_account
 from sm_profiler.storage import open_storage
 
 if TYPE_CHECKING:
@@ -50,9 +51,17 @@ class TooManyJobsError(ProfilerError):
 
 @attrs.frozen
 class Found(Job):
-    """A job as it is shown, with the verdict of the report next to its profile; None if it has no report."""
+    """A job as it is shown.
+
+    Attributes:
+        saved: verdict of the report next to its profile; None if it has no report.
+        end: why the job failed, by that report; "" if it did not.
+        problem: why a training job that has ended has no profile; "" for others, or if that is not known yet.
+    """
 
     saved: Finding | None = None
+    end: str = ""
+    problem: str = ""
 
     @property
     def id(self) -> str:
@@ -63,10 +72,12 @@ class Found(Job):
 
 @attrs.frozen
 class _Known:
-    """The verdict of a report, or when to try again."""
+    """The verdict of a report with the failure in it, or why there is no profile, or when to try again."""
 
     identity: str
     verdict: Finding | None
+    end: str = ""
+    problem: str = ""
     failures: int = 0
     again_at: float = 0.0
 
@@ -88,6 +99,11 @@ class Verdicts:
 
     def of(self, job: Job) -> Finding | None:
         """Return the verdict of a job's report; None if it has none, or if that has not been read yet."""
+        known = self.known(job)
+        return known.verdict if known else None
+
+    def known(self, job: Job) -> _Known | None:
+        """Return what is known of a job's report; None if it has not been read yet."""
         known = self._known.get(job.where)
         due = known is None or known.identity != job.identity or (known.failures and self.clock() >= known.again_at)
         if due and not is_remote(job.where):
@@ -98,8 +114,7 @@ class Verdicts:
                 if self._reader is None and not self._stop.is_set():
                     self._reader = threading.Thread(target=self._read_waiting, name="sm-profiler-verdicts", daemon=True)
                     self._reader.start()
-        known = self._known.get(job.where)
-        return known.verdict if known else None
+        return self._known.get(job.where)
 
     def close(self) -> None:
         """Stop reading; a request that is under way ends first."""
@@ -120,14 +135,33 @@ class Verdicts:
         before = self._known.get(job.where)
         try:
             report = job.read_report()
-            found = _Known(job.identity, read_verdict(report) if report is not None else None)
+            if report is not None:
+                found = _Known(job.identity, read_verdict(report), end=read_failure(report))
+            else:
+                found = _Known(job.identity, None, problem=_why_no_profile(job))
         except Exception:  # of this job, which is shown without a verdict; a client may raise anything
             failures = before.failures + 1 if before is not None else 1
             pause_s = min(RETRY_S * 2.0 ** (failures - 1), LONGEST_RETRY_S)
-            found = _Known(job.identity, before.verdict if before else None, failures, self.clock() + pause_s)
+            found = attrs.evolve(
+                before or _Known(job.identity, None),
+                identity=job.identity,
+                failures=failures,
+                again_at=self.clock() + pause_s,
+            )
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[job.where] = found
+
+
+def _why_no_profile(job: Job) -> str:
+    """Return why a training job of the account that has ended has no profile; "" if it has one, or if that is unknown."""
+    if not job.status:
+        return ""
+    try:
+        open_source(job.where)
+    except NoProfilerDataError as error:
+        return printable(error) if error.over else ""
+    return ""
 
 
 @attrs.define(eq=False)
@@ -201,8 +235,11 @@ def find_shown(
 ) -> Iterator[Found]:
     for job in find_jobs(source, expected=True, accounts=accounts):
         state = "ended" if endings is not None and endings.is_over(job) else job.state
-        saved = verdicts.of(job) if verdicts is not None else None
-        yield Found(job.name, job.where, job.changed, state, status=job.status, saved=saved)
+        known = verdicts.known(job) if verdicts is not None else None
+        found = Found(job.name, job.where, job.changed, state, status=job.status)
+        if known is not None:
+            found = attrs.evolve(found, saved=known.verdict, end=known.end, problem=known.problem)
+        yield found
 
 
 @attrs.define(eq=False)

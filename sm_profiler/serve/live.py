@@ -255,7 +255,7 @@ class LiveJob:
                     raise SourceError(found.note)
                 parts, _ = self._renewed({key: part.html for key, part in found.parts.items()}, at_once=True)
                 self._is_saved_copy = False
-                shown = ("state", "note", "main", "report", "packed", "spark", "gpu", "files", "data_at")
+                shown = ("state", "note", "main", "end", "report", "packed", "spark", "gpu", "files", "data_at")
                 self._publish(parts=parts, **{name: getattr(found, name) for name in shown})
             return written
         return None

@@ -28,9 +28,14 @@ _PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200
 def in_brief(report: Report) -> dict[str, Any]:
     """Return the fields of a snapshot that lists of jobs show of a report."""
     return {
-        "main": brief(report.verdict.main), "spark": sparkline(report), "gpu": use_of_gpus(report),
+        "main": brief(report.verdict.main), "end": failure_of(report), "spark": sparkline(report), "gpu": use_of_gpus(report),
         "data_at": report.metrics.end if report.metrics.duration > 0 else None,
     }  # fmt: skip
+
+
+def failure_of(report: Report) -> str:
+    """Return why the job failed, in a sentence; "" if it did not."""
+    return report.metrics.ending.sentence if report.metrics.ending.failed else ""
 
 
 def packed_or_none(report: Report | None) -> bytes:
@@ -82,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         note: one line on that state; "" if there is nothing to add.
         parts: parts of the page in their order.
         main: the leading finding, as lists show it; None before the first report.
+        end: why the job failed, in a sentence; "" if it did not.
         packed: the report as bytes, once the job is over.
         saved: the verdict of the copy on disk, until there is a report.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
@@ -96,6 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     note: str = ""
     parts: dict[str, Part] = {}
     main: Finding | None = None
+    end: str = ""
     packed: bytes = b""
     saved: Finding | None = None
     spark: tuple[float, ...] = ()
@@ -163,6 +170,7 @@ def load(where: str) -> Snapshot | None:
             "reading",
             f"as of {utc(page.at)}; reading what is there",
             {key: replace(part, version=1, at=0.0) for key, part in saved.parts.items()},
+            end=saved.end,
             saved=saved.main,
             spark=saved.spark,
             files=saved.files,

@@ -306,6 +306,9 @@ def test_waits_for_data(training_job, monkeypatch, job, capsys):
     assert asked.get_systems_metrics_reader().get_events(0, 2e15, event_type="cpu")
     assert asked.get_framework_metrics_reader().get_timestamp_of_latest_available_file() > 0
     assert asked.get_config_and_profiler_s3_output_path() == (None, str(training_job))
+    assert "ProfilerConfig" not in printed  # it filled the screen of a notebook
+    assert repr(asked).startswith("<TrainingJob job: ")
+    assert repr(asked).endswith(f", profile in {training_job}>")
 
 
 def test_readers_of_a_job_with_data_need_no_wait(training_job, monkeypatch, job):

@@ -85,11 +85,22 @@ def test_a_message_names_cause_line_gain_and_next_step(report):
     message = message_of(report)
     assert message.title.startswith("my-job: ")
     assert report.verdict.main.headline in message.lines
-    assert report.verdict.main.next_step in message.lines
+    step = report.verdict.main.next_step
+    assert any(len(line) > 20 and step.startswith(line.removesuffix("…").removesuffix(".")) for line in message.lines)
+    assert all(len(line) <= 300 for line in message.lines)
     assert message.detail["verdict"]["class"] == "INPUT_BOUND"
     stored = message_of(attrs.evolve(report, source="s3://bucket/job/profiler-output"))
     assert stored.lines[-1] == "Profile: s3://bucket/job/profiler-output"
     json.dumps(message.detail, allow_nan=False)
+
+
+def test_a_message_has_the_beginning_of_a_long_next_step(report):
+    """It had a paragraph of twelve lines in Slack."""
+    step = "Prepare batches in worker processes. " + "More workers alone do not suffice, since each has one core. " * 8
+    told = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=replace(report.verdict.main, next_step=step)))
+    (shown,) = [line for line in message_of(told).lines if line.startswith("Prepare")]
+    assert len(shown) <= 240
+    assert shown.endswith("one core.")
 
 
 def test_a_message_has_the_names_of_processes_that_the_page_has(report):

@@ -176,6 +176,20 @@ def test_jobs_that_waste_most_come_first_with_any_cause():
     assert top.count("Repair INPUT_BOUND.") == 1
 
 
+def test_advice_below_the_jobs_that_waste_most_is_short():
+    """Below each job there was a long paragraph, with the numbers of that job."""
+    jobs = [
+        priced(
+            report_json(name, finding("HOST_BOUND", lost, next_step=f"Give each step more work. {'It is slow. ' * 20}Now {name}.")),
+            description(name), prices=PRICES,
+        )
+        for name, lost in (("a", 3000), ("b", 2000))
+    ]  # fmt: skip
+    top = summary(assemble(jobs)).partition("Jobs that waste most")[2]
+    assert top.count("Give each step more work.") == 1
+    assert max(map(len, top.splitlines())) < 180
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from sm_profiler.formats.event_names import LOOP
 from sm_profiler.hook import frames
 from sm_profiler.hook.frames import outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.recorder import MAX_STRETCH
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, EARLY, EARLY_SECONDS, MAX_DELAY, SHARE, Sampler, is_wanted
@@ -219,6 +221,7 @@ class Machine:
 
     def __init__(self, recording=True) -> None:
         self.now, self.cpu, self.records, self.frame, self.recording = 0, 0.0, [], None, recording
+        self.thread = 7
         self.waited = 0  # ns without a core
         self.helped = 0  # the same of the threads that it waits for, since the last sample
         self.tracker = Tracker(
@@ -226,11 +229,12 @@ class Machine:
             is_open=False, after_last_phase=False, in_compiled=False, rest=None, train_number=-1, evaluates_after=-2,
         )  # fmt: skip
         self.errors = []
+        self.work = OwnWork(lambda _: None, clock=lambda: self.now, waited=lambda: 0)
         self.sampler = Sampler(
-            self.records.append, self.tracker, lambda: 7, is_recording=lambda: self.recording,
+            self.records.append, self.tracker, lambda: self.thread, is_recording=lambda: self.recording,
             on_error=lambda _, error: self.errors.append(error), clock=lambda: self.now, own_cpu=lambda: self.cpu,
-            frames=lambda: {7: self.frame}, waited=lambda: self.waited,
-            helpers=SimpleNamespace(delay=lambda _: self.helped, close=lambda: None),
+            frames=lambda: {self.thread: self.frame}, waited=lambda: self.waited,
+            helpers=SimpleNamespace(delay=lambda _: self.helped, close=lambda: None), work=self.work,
         )  # fmt: skip
 
     def sample(self, line, milliseconds=10, **state):
@@ -274,6 +278,24 @@ def test_each_sample_counts_for_the_time_since_the_last_in_the_phase_of_the_trac
         ("optimizer", 0, 23): 60, ("outside", 0, 24): 70, ("wait", 0, 25): 80, ("evaluation", 0, 26): 90,
         ("compiled", 0, 28): 75, ("augment", 0, 27): 100,
     }  # fmt: skip
+
+
+def test_what_the_hook_does_on_the_training_thread_is_no_line_of_the_script():
+    """A window's end was in the flame graph, with a quarter of the time outside the phases."""
+    machine = Machine()
+    machine.thread = get_ident()
+    machine.step(0)
+    machine.sample(20, 30)
+    with machine.work.doing("a window stops"):
+        machine.sample(21, 600)
+        machine.now += 40 * 1_000_000
+    machine.sample(22, 10)
+    with machine.work.doing("a window starts"):
+        machine.now += 300 * 1_000_000
+    machine.sample(23, 5)
+    with machine.work.unrecorded():  # too short to be timed
+        machine.sample(24, 3)
+    assert machine.result() == {("between", 0, 20): 30, ("between", 0, 22): 10, ("between", 0, 23): 5}
 
 
 def train(machine, steps, milliseconds=100, line=20):

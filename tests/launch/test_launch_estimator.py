@@ -193,10 +193,13 @@ def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
     estimator = wire.estimator(
         profiler_config=ProfilerConfig(system_monitor_interval_millis=100), rules=[debugging, report()]
     )
-    with pytest.warns(UserWarning, match="replaced") as warned:
+    with pytest.warns(UserWarning, match="replaced|tensors") as warned:
         attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
     texts = [str(one.message) for one in warned]
     assert any("rules are replaced: ProfilerReport" in text for text in texts)
+    assert any(
+        "VanishingGradient: rules on tensors, which sm-profiler neither records nor judges" in text for text in texts
+    )
     assert any("profiler_config is replaced: ProfilingIntervalInMilliseconds" in text for text in texts)
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
 
@@ -379,3 +382,35 @@ def test_rejects_other_objects(wire):
         attach(wire.estimator(), {"DisableProfiler": False})
     with pytest.raises(ConfigError, match="ProfilerRule objects"):
         attach(wire.estimator(), profile(), ["rule"])
+
+
+def requested(estimator):
+    """Return the warnings of a request."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        estimator.fit(wait=False)
+    return [str(one.message) for one in found if "SM_PROFILER_AUTO" in str(one.message)]
+
+
+def test_framework_metrics_without_the_switch_are_warned_of(wire):
+    """The request was sent without a word, and AWS recorded system metrics alone."""
+    (warning,) = requested(wire.estimator("pytorch", profiler_config=profile()))
+    assert "attach(estimator" in warning
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("pytorch", {"profiler_config": profile(), "environment": {"SM_PROFILER_AUTO": "1"}}),
+        ("pytorch", {"profiler_config": ProfilerConfig(system_monitor_interval_millis=500)}),
+        ("generic", {"profiler_config": profile()}),  # its image may have the variable
+    ],
+)
+def test_nothing_is_warned_of_where_the_hook_may_be_on(wire, kind, more):
+    assert requested(wire.estimator(kind, **more)) == []
+
+
+def test_attach_adds_the_switch_so_that_nothing_is_warned_of(wire):
+    estimator = wire.estimator("pytorch")
+    attach(estimator, profile(), [report()])
+    assert requested(estimator) == []

@@ -217,3 +217,36 @@ def test_processing_jobs_fail_with_a_reason_and_can_be_stopped(bench):
         lambda job: job["ProcessingJobStatus"] not in ("InProgress", "Stopping"),
     )
     assert job["ProcessingJobStatus"] == "Stopped"
+
+
+def test_rules_on_tensors_end_with_the_reason(bench):
+    """They were accepted, and neither a status nor a line of the log mentioned them again."""
+    rule = {"RuleConfigurationName": "LossNotDecreasing", "RuleEvaluatorImage": "503895931360.dkr.ecr.us-east-1.amazonaws.com/sagemaker-debugger-rules:latest"}  # fmt: skip
+    name = bench.start(
+        "print('hello')",
+        DebugRuleConfigurations=[rule],
+        DebugHookConfig={"S3OutputPath": f"s3://{bench.local.bucket}/tensors"},
+    )
+    (found,) = bench.wait(name)["DebugRuleEvaluationStatuses"]
+    assert (found["RuleConfigurationName"], found["RuleEvaluationStatus"]) == ("LossNotDecreasing", "Error")
+    assert found["StatusDetails"] == "not evaluated: sm-profiler records and judges no tensors"
+    assert any("judges no tensors, not evaluated: LossNotDecreasing" in line for line in bench.lines(name))
+
+
+def test_a_rule_of_a_job_whose_bucket_is_missing_ends_with_the_job(bench):
+    """It went on for a minute after a job that had stored nothing."""
+    rule = {"RuleConfigurationName": "ProfilerReport", "RuleEvaluatorImage": "sm-profiler:1", "RuleParameters": {"rule_to_invoke": "ProfilerReport"}}  # fmt: skip
+    name = bench.start(
+        "print('hello')",
+        ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"},
+        ProfilerRuleConfigurations=[rule],
+    )
+    bench.wait(name)
+
+    def status(job):
+        return job["ProfilerRuleEvaluationStatuses"][0]
+
+    over = bench.until(
+        lambda: bench.describe(name), lambda job: status(job)["RuleEvaluationStatus"] != "InProgress", 40
+    )
+    assert status(over)["StatusDetails"].startswith("not evaluated: no profiler data in s3://there-is-no-such-bucket/")

@@ -518,6 +518,17 @@ def test_phases_that_no_module_runs_are_phases(leaf, more, name):
     assert ledger.seconds[name].sum() == pytest.approx(97 * 0.02 + 97 * 0.005 * (name == "backward"), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "name"),
+    [("torch._tensor.Tensor.__pow__", "forward"), ("torch._tensor.Tensor.__iter__", "")],
+)
+def test_a_loop_over_the_elements_of_a_tensor_is_no_loss(leaf, name):
+    """The verdict named the line with a tenth of the time, as the line with half of it was that of a loss."""
+    model, inside = stack((5, "main"), phase="forward"), stack((5, "main"), (9, "update"), phase="between", leaf=leaf)
+    code = SeenCode(Samples((model, inside), {("train.py", 9): "for p, t in zip(a, b):"}))
+    assert code.edge(inside) == name
+
+
 def test_evaluation_is_named_where_it_calls_the_model():
     rows = []
     for first in range(0, 200, 20):

@@ -137,7 +137,7 @@ class TestStatus:
         status, details, _ = evaluate(tmp_path, job, rule="LowGPUUtilization")
         assert (status, details) == (
             Status.NO_ISSUES,
-            "LowGPUUtilization could not be evaluated: no GPU metrics",
+            "not evaluated: no GPU metrics",
         )
 
     def test_unknown_rule_is_an_error(self, tmp_path, job):
@@ -177,6 +177,7 @@ class TestStatus:
         for follow in (True, False):
             status, details, _ = evaluate(tmp_path, tmp_path / "p", follow=follow)
             assert status is Status.NO_ISSUES
+            assert details.startswith("not evaluated: no profiler data in ")
             assert "the job ended without any" in details
 
     def test_data_that_come_together_with_the_end_marker_are_evaluated(self, tmp_path, calm, monkeypatch):

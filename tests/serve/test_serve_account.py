@@ -1,5 +1,6 @@
 """Jobs of an account as a source, and the fleet's page of all that is served."""
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from sm_profiler.cli.serve import name_job
 from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import Job
+from sm_profiler.report.report_json import read_failure
 from sm_profiler.serve.app import create_app, job_row, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
@@ -197,6 +199,34 @@ def test_the_list_shows_how_jobs_ended():
     over = Snapshot(version=2, state="ended", note="training job a has no profile: the profiler was off")
     assert job_row(found, over)["state"] == f"failed: {over.note}"
     assert job_row(found, Snapshot(version=2, state="ended", note="failed: no memory"))["state"] == "failed: no memory"
+
+
+def test_the_list_leads_with_the_exception_of_a_job_that_failed():
+    """It showed "Waiting for data, failed", while fleet and report lead with the exception."""
+    end = {
+        "state": "crashed",
+        "exit_code": 1,
+        "error": "ValueError: corrupt record",
+        "where": "train.py:41",
+        "step": 120,
+    }
+    report = json.dumps({**json.loads(REPORT), "end": end}).encode()
+    verdicts, job = Verdicts(), Job("first", "first", state="ended", read_report=lambda: report)
+    known = verdicts.known(job)
+    found = Found("first", "first", state="ended", status="failed", saved=known.verdict, end=known.end)
+    assert "ValueError: corrupt record (train.py:41)" in job_row(found, None)["headline"].partition("It waits")[0]
+    live = Snapshot(version=2, state="ended", main=known.verdict, end="The job ended with exit code 1.")
+    assert job_row(found, live)["headline"].startswith("The job ended with exit code 1. It waits")
+    assert read_failure(REPORT) == ""
+
+
+def test_the_list_shows_why_a_job_that_ended_has_no_profile(account):
+    """It showed "completed" alone until the job was opened."""
+    jobs = Jobs([f"account:{REGION}"], clock=iter(range(0, 10**6, 100)).__next__)
+    second = until(lambda: next((one for one in jobs.listing() if one.name == "second" and one.problem), None))
+    assert "the profiler was not switched on" in job_row(second, None)["state"]
+    assert job_row(second, Snapshot())["state"].startswith("completed: ")
+    jobs.close()
 
 
 def test_a_job_that_cannot_be_read_costs_its_own_verdict_only():

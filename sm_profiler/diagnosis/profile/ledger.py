@@ -93,8 +93,12 @@ _COMPUTING = {
     "backward": re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b"),
     "forward": re.compile(r"^torch\.nn\.functional\."),
 }
-# Innermost functions that compute the loss, from the forward pass to the gradients.
-_LOSS = re.compile(r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b")
+# Innermost functions that compute the loss, from the forward pass to the gradients. To read a tensor's elements one by
+# one, as metrics do, computes nothing.
+_LOSS = re.compile(
+    r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b"
+    r"(?!\.Tensor\.__(iter|len|contains|array|repr|format|hash)__)"
+)
 _UPDATE = re.compile(r"^torch\.nn\.utils\.")  # clips gradients and parameters, as a part of the update
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator

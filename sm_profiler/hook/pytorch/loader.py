@@ -173,7 +173,8 @@ class DataLoaderCollector(Collector):
                         if worker is not None and got:
                             collect(self, stream, worker, start_ns, end_ns)
                         if got and session.padding.left > 0 and gradients():
-                            session.padding.see(batch)
+                            with session.work.unrecorded():
+                                session.padding.see(batch)
                         if tracker.metering:
                             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
                 except Exception as error:  # fail open
