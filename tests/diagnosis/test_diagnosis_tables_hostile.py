@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 from sm_profiler.diagnosis import read_table
 from sm_profiler.diagnosis.table import reading as tables
+from sm_profiler.diagnosis.table.columns import unit_of
+from sm_profiler.diagnosis.table.files import lines, read_csv
 from sm_profiler.errors import SourceError
 from sm_profiler.report.recordings import report_table
 
@@ -41,12 +44,56 @@ def peak_mib(path):
     return int(done.stdout)
 
 
-@pytest.mark.long
-def test_a_gzip_file_unpacks_to_a_multiple_of_its_size(tmp_path):
-    path = tmp_path / "times.csv"
-    path.write_bytes(gzip.compress(b"step,seconds\n" + b"1,1\n" * (5 << 20)))
-    with pytest.raises(SourceError, match="unpacks to more than 16 MiB"):
+@pytest.mark.parametrize("text", [b"step,seconds\n" + b"1,1\n" * (5 << 20), b"step,seconds\n" + b"1" * (20 << 20)])
+def test_a_gzip_file_that_unpacks_to_too_much_is_refused_before_its_first_line(text):
+    with pytest.raises(SourceError, match=r"^times.csv.gz: unpacks to more than 16 MiB"):
+        next(lines(gzip.compress(text), "times.csv.gz"))
+
+
+def test_a_gzip_file_is_unpacked_up_to_its_limit(monkeypatch):
+    unpacked = []
+    read = gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda *args: unpacked.append(len(piece := read(*args))) or piece)
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        read_csv(gzip.compress(b"1,1\n" * (16 << 20)), "times.csv.gz")
+    assert 16 << 20 < sum(unpacked) < 18 << 20
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_the_columns_of_a_table_are_limited(suffix, tmp_path):
+    path = tmp_path / f"times.{suffix}"
+    columns = {"step": [1], "seconds": [1.5], **{f"c{at}": [1] for at in range(20_000)}}
+    if suffix == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif suffix == "csv":
+        path.write_text(",".join(columns) + "\n1,1.5\n")
+    else:
+        path.write_text(json.dumps({key: values[0] for key, values in columns.items()}))
+    with pytest.raises(SourceError, match="20,002 columns; a table of times has at most 10,000"):
         read_table(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_column_with_a_long_name_is_left_out(suffix, tmp_path):
+    path, name = tmp_path / f"times.{suffix}", "clip " * 100
+    columns = {"step": list(range(20)), "seconds": [1.5] * 20, name: [1] * 20, "loss": [2] * 20}
+    if suffix == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif suffix == "csv":
+        path.write_text(
+            "\n".join(",".join(map(str, row)) for row in [[*columns], *zip(*columns.values(), strict=True)])
+        )
+    else:
+        path.write_text(
+            "\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
+        )
+    assert list(read_table(path).ledger.facts) == ["loss"]
+
+
+def test_separators_in_a_name_are_tried_once():
+    begun = time.process_time()
+    assert [unit_of("_" * 10_000 + end) for end in ("x", "ms", "_us")] == [1.0, 1e-3, 1e-6]
+    assert time.process_time() - begun < 1  # from each separator it would take minutes
 
 
 def test_a_line_of_json_has_no_more_values_than_a_row(tmp_path):
