@@ -153,6 +153,19 @@ def test_times_and_names_of_any_kind_are_read_or_left_out(tmp_path):
     assert table.lost == 2
 
 
+@pytest.mark.parametrize("odd", ["1_000", "\uff11\uff12", "\u0661\u0662", "0x10"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_what_only_python_reads_as_a_number_is_none(suffix, odd, tmp_path):
+    path = tmp_path / f"times.{suffix}"
+    rows = [(at, odd if at == 3 else "1.5") for at in range(20)]
+    if suffix == "csv":
+        path.write_text("step,seconds\n" + "".join(f"{step},{seconds}\n" for step, seconds in rows))
+    else:
+        path.write_text("".join(json.dumps({"step": step, "seconds": seconds}) + "\n" for step, seconds in rows))
+    table = read_table(path)
+    assert (table.rows, table.lost) == (19, 1)
+
+
 def test_the_different_names_of_a_table_are_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MAX_NAMES", 10)
     path = tmp_path / "times.csv"
