@@ -48,7 +48,7 @@ NO_STEP = (
     "no training step was seen: those of PyTorch, Keras, TensorFlow and JAX are found; mark others with "
     "'with get_hook().step():', after 'from sm_profiler.hook import get_hook'"
 )
-NOT_WRITTEN = "no event could be written, as said above; the report has only what was sampled of the machine"
+NOT_WRITTEN = "no event could be written, for the reason above; the report has only what was sampled of the machine"
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 

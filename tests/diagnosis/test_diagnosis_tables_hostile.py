@@ -143,6 +143,20 @@ def test_rows_of_parquet_that_take_no_bytes_are_refused(tmp_path, columns, optio
         read_table(tmp_path / "times.parquet")
 
 
+def test_a_column_of_parquet_with_fewer_values_than_rows_is_damage(tmp_path, monkeypatch):
+    path = tmp_path / "times.parquet"
+    pq.write_table(pa.table({"step": np.arange(300), "seconds": np.ones(300), "rank": ["0"] * 300}), path)
+    read = pq.ParquetFile.read_row_group
+
+    def shortened(*args, columns, **options):
+        table = read(*args, columns=columns, **options)
+        return table[:0] if columns == ["rank"] else table
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", shortened)
+    with pytest.raises(SourceError, match="damaged: column rank has not as many values as rows"):
+        read_table(path)
+
+
 def test_times_and_names_of_any_kind_are_read_or_left_out(tmp_path):
     path = tmp_path / "times.csv"
     path.write_text(

@@ -202,6 +202,8 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
             read = file.read_row_group(group, columns=[key], use_threads=False).column(0).combine_chunks()
         except damage as error:
             raise SourceError(f"{printable(name)}: damaged: {printable(str(error))[:200]}") from None
+        if len(read) != file.metadata.row_group(group).num_rows:
+            raise SourceError(f"{printable(name)}: damaged: column {printable(key)} has not as many values as rows")
         if pa.types.is_dictionary(read.type):
             values = read.dictionary.to_pylist()
             return [None if code is None else values[code] for code in read.indices.to_pylist()]
