@@ -157,6 +157,35 @@ def test_a_column_of_parquet_with_fewer_values_than_rows_is_damage(tmp_path, mon
         read_table(path)
 
 
+def test_names_that_are_no_text_are_damage(tmp_path):
+    path = tmp_path / "times.parquet"
+    pq.write_table(
+        pa.table({"step": np.arange(300), "seconds": np.ones(300), "rank": ["host"] * 300}), path, compression="none"
+    )
+    path.write_bytes(path.read_bytes().replace(b"host", b"\xb0ost", 1))
+    with pytest.raises(SourceError, match="damaged: 'utf-8' codec can't decode"):
+        read_table(path)
+
+
+def test_damage_in_the_statistics_of_a_parquet_column_does_not_end_the_process(tmp_path):
+    path = tmp_path / "times.parquet"
+    table = pa.table({"step": np.arange(40), "seconds": np.ones(40), "rank": ["0", "1"] * 20})
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    damaged = tmp_path / "damaged.parquet"
+    places = [at for at in range(footer, len(whole) - 8) if whole[at] == 0x26]  # a list of two: its length is changed
+    places += [at for at in range(footer, len(whole) - 8) if whole[at] >> 4 == 2]
+    read = "import sys; from sm_profiler.diagnosis import read_table; from sm_profiler.errors import SourceError\n"
+    read += "whole = open(sys.argv[1], 'rb').read()\nfor at in map(int, sys.argv[3:]):\n"
+    read += "    open(sys.argv[2], 'wb').write(whole[:at] + bytes([whole[at] ^ 0x30]) + whole[at + 1:])\n"
+    read += "    try:\n        read_table(sys.argv[2])\n    except SourceError:\n        pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", read, path, damaged, *map(str, places)], capture_output=True, text=True, timeout=100, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
 def test_times_and_names_of_any_kind_are_read_or_left_out(tmp_path):
     path = tmp_path / "times.csv"
     path.write_text(

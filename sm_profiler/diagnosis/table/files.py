@@ -189,7 +189,7 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
             io.BytesIO(data), thrift_container_size_limit=MAX_FOOTER_OBJECTS,
             read_dictionary=[key for key in head if texts(key)],
         )  # fmt: skip
-        check_groups(file.metadata, memoryview(data), head)
+        check_groups(memoryview(data), head)
     except damage as error:
         raise SourceError(f"{printable(name)}: not a Parquet file: {printable(str(error))[:200]}") from None
 
@@ -200,14 +200,14 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
             return [None] * file.metadata.row_group(group).num_rows
         try:
             read = file.read_row_group(group, columns=[key], use_threads=False).column(0).combine_chunks()
-        except damage as error:
+            if len(read) != file.metadata.row_group(group).num_rows:
+                raise ValueError(f"column {key} has not as many values as rows")
+            if pa.types.is_dictionary(read.type):
+                values = read.dictionary.to_pylist()
+                return [None if code is None else values[code] for code in read.indices.to_pylist()]
+            found: Sequence[Any] = read.to_numpy(zero_copy_only=False) if is_number else read.to_pylist()
+        except (*damage, IndexError) as error:
             raise SourceError(f"{printable(name)}: damaged: {printable(str(error))[:200]}") from None
-        if len(read) != file.metadata.row_group(group).num_rows:
-            raise SourceError(f"{printable(name)}: damaged: column {printable(key)} has not as many values as rows")
-        if pa.types.is_dictionary(read.type):
-            values = read.dictionary.to_pylist()
-            return [None if code is None else values[code] for code in read.indices.to_pylist()]
-        found: Sequence[Any] = read.to_numpy(zero_copy_only=False) if is_number else read.to_pylist()
         return found
 
     def pieces() -> Iterator[Piece]:
