@@ -73,7 +73,10 @@ def _variables(environment: Mapping[str, str] | None) -> dict[str, str]:
     variables = dict(os.environ if environment is None else environment)
     for name in _HIDDEN:
         variables.pop(name, None)
-    search = [str(Path(part).absolute()) for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part]
+    search = []
+    for part in filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)):
+        with suppress(FileNotFoundError):  # a relative one, if the working folder was removed
+            search.append(str(Path(part).absolute()))
     variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*search, _PACKAGE]))
     return variables
 

@@ -48,6 +48,7 @@ NO_STEP = (
     "no training step was seen: those of PyTorch, Keras, TensorFlow and JAX are found; mark others with "
     "'with get_hook().step():', after 'from sm_profiler.hook import get_hook'"
 )
+NOT_WRITTEN = "no event could be written, for the reason above; the report has only what was sampled of the machine"
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
@@ -367,6 +368,7 @@ def run(
     """
     from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
+    from sm_profiler.formats.layout import TRACE_FOLDER
     from sm_profiler.formats.trace_recovery import recover_traces
     from sm_profiler.jobs.finding import last_written
     from sm_profiler.monitor.left_profile import mark_end
@@ -410,7 +412,8 @@ def run(
         hint = f"the profile cannot be read: {printable(error)}"
     over(recorded)
     if config.folder and recorded and ended.code == 0 and not has_data(root / "framework"):
-        say(NO_STEP)
+        tried = (root / TRACE_FOLDER).is_dir()  # made with the first file of events
+        say(NOT_WRITTEN if tried else NO_STEP)
     say(f"exit code {ended.code}; {hint}")
     return ended.code
 

@@ -133,6 +133,21 @@ def test_failed_starts_leave_no_folder(script, code, place):
     assert not list(place.glob("sm-profiler/*"))
 
 
+@pytest.mark.parametrize("limit", ["FSIZE, (100, 100)", "NOFILE, (16, 16)"])
+def test_events_that_cannot_be_written_are_not_reported_as_steps_that_were_not_seen(limit, place):
+    (place / "script.py").write_text(
+        "import contextlib, os, resource, time\nfrom sm_profiler.hook import get_hook\nhook = get_hook()\n"
+        f"resource.setrlimit(resource.RLIMIT_{limit})\nwith contextlib.suppress(OSError):\n"
+        "    held = []\n    while len(held) < 100:\n        held.append(os.open('/dev/null', 0))\n"
+        "for _ in range(30):\n    with hook.step():\n        sum(range(1000))\ntime.sleep(1)\n"
+    )
+    done = command(["run", "script.py"], place, capture_output=True, text=True)
+    assert "events are lost" in done.stderr
+    assert "no training step was seen" not in done.stderr
+    assert done.stderr.splitlines()[-2].startswith("sm-profiler: no event could be written")
+    assert "; next: sm-profiler report " in done.stderr.splitlines()[-1]
+
+
 def test_a_run_without_steps_shows_how_to_mark_them(place):
     (place / "script.py").write_text("import time\ntime.sleep(1)\n")
     done = command(["run", "script.py"], place, capture_output=True, text=True)

@@ -16,13 +16,16 @@ MAX_FOOTER_OBJECTS = 1 << 17  # of a kind
 FREE_ROWS = 1 << 18  # of a file, and one more for each of its bytes
 FREE_BYTES, MAX_TIMES = 16 << 20, 64  # of a file, unpacked: so much, and so many times its bytes
 
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 12
 _INTEGERS = (4, 5, 6)
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
 _PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
 _ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
 _SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
-_MAX_DEPTH = 8
+_MAX_DEPTH = 12
+_GROUPS, _CHUNKS, _ROWS, _CHUNK = 4, 1, 3, 3  # fields of a footer, a row group and a column
+_PATH, _SIZE, _DATA, _DICTIONARY = 3, 7, 9, 11  # fields of a column's metadata
+_MAGIC = b"PAR1"
 _SHORT = 15
 
 
@@ -90,7 +93,7 @@ def check_json(text: bytes | bytearray, most: int) -> None:
 
 
 class _Structs:
-    """Reads structs from bytes, as far as pages need them."""
+    """Reads structs from bytes, as far as pages and footers need them."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at = data, at
@@ -110,10 +113,10 @@ class _Structs:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
-    def struct(self, depth: int = 0) -> dict[int, int | dict[int, object]]:
+    def struct(self, depth: int = 0) -> dict[int, Any]:
         if depth > _MAX_DEPTH:
             raise ValueError("a page's header is damaged")
-        found: dict[int, int | dict[int, object]] = {}
+        found: dict[int, Any] = {}
         number = 0
         while True:
             head = self.data[self.at]
@@ -122,19 +125,30 @@ class _Structs:
             if kind == _STOP:
                 return found
             number = number + (head >> 4) if head >> 4 else self._integer()
-            if kind in _INTEGERS:
-                found[number] = self._integer()
-            elif kind == _STRUCT:
-                found[number] = dict(self.struct(depth + 1))
-            elif kind == _BINARY:
-                length = self._varint()
-                self.at += length
-            elif kind == _BYTE:
-                self.at += 1
-            elif kind == _DOUBLE:
-                self.at += 8
-            elif kind not in {_TRUE, _FALSE}:  # page headers have neither lists nor maps
-                raise ValueError("a page's header is damaged")
+            if number in found:  # others may take either
+                raise ValueError("a field is there twice")
+            found[number] = kind == _TRUE if kind in {_TRUE, _FALSE} else self._value(kind, depth + 1)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind == _STRUCT:
+            return self.struct(depth)
+        if kind in {_TRUE, _FALSE, _BYTE, _DOUBLE}:  # the first two in a list
+            self.at += 8 if kind == _DOUBLE else 1
+            return None
+        if kind == _BINARY:
+            length = self._varint()
+            self.at += length
+            return bytes(self.data[self.at - length : self.at])
+        if kind != _LIST or depth > _MAX_DEPTH:  # there are neither sets nor maps
+            raise ValueError("a page's header is damaged")
+        head = self.data[self.at]
+        self.at += 1
+        count = head >> 4 if head >> 4 < _SHORT else self._varint()
+        if count > MAX_FOOTER_OBJECTS:
+            raise ValueError("too many elements")
+        return [self._value(head & 15, depth + 1) for _ in range(count)]
 
 
 def unpacked_size(chunk: memoryview, rows: int) -> int:
@@ -168,30 +182,41 @@ def unpacked_size(chunk: memoryview, rows: int) -> int:
     return size
 
 
-def check_groups(metadata: Any, data: memoryview, names: Collection[str]) -> None:
-    """Check that columns of a file do not unpack to much more than the file.
+def check_groups(data: memoryview, names: Collection[str]) -> None:
+    """Check that columns of a Parquet file do not unpack to much more than the file.
+
+    Arrow's own view of a footer ends the process if a column's statistics are damaged.
 
     Args:
-        metadata: the footer, as Arrow has read it.
+        data: the file.
         names: the columns that will be read.
 
     Raises:
         ValueError: they do, or the file is damaged.
     """
+    try:
+        _check_groups(data, {name.encode() for name in names})
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ValueError("its footer is damaged") from None
+
+
+def _check_groups(data: memoryview, names: Collection[bytes]) -> None:
+    length = int.from_bytes(data[-8:-4], "little")
+    if bytes(data[-4:]) != _MAGIC or not 0 < length <= len(data) - 8:
+        raise ValueError("its footer is damaged")
     rows = unpacked = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        rows += group.num_rows
-        if group.num_rows < 0 or rows > FREE_ROWS + len(data):
+    for group in _Structs(data, len(data) - 8 - length).struct()[_GROUPS]:
+        rows += group[_ROWS]
+        if group[_ROWS] < 0 or rows > FREE_ROWS + len(data):
             raise ValueError("more rows than a table has in as many bytes")
-        for at in range(group.num_columns):
-            column = group.column(at)
-            if column.path_in_schema not in names:
+        for chunk in group[_CHUNKS]:
+            column = chunk[_CHUNK]
+            if b".".join(column[_PATH]) not in names:
                 continue
-            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
-            end = start + column.total_compressed_size
+            start = min(filter(None, (column.get(_DICTIONARY), column[_DATA])), default=0)
+            end = start + column[_SIZE]
             if not 0 <= start <= end <= len(data):
                 raise ValueError("its columns are not where its footer puts them")
-            unpacked += unpacked_size(data[start:end], group.num_rows)
+            unpacked += unpacked_size(data[start:end], group[_ROWS])
             if unpacked > FREE_BYTES + MAX_TIMES * len(data):
                 raise ValueError("more than a table has in as many bytes")

@@ -64,7 +64,7 @@ def start(kind: str, order: Mapping[str, object]) -> Conversion:
     """Start a conversion: KINETO, XPLANE or PYINSTRUMENT."""
     if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, signal.SIG_IGN):
         return Postponed({"kind": kind, **order})
-    child = start_detached(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child = start_detached(__name__, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
         child.stdin.write(json.dumps({"kind": kind, "began_us": _now_us(), **order}).encode() + b"\n")
         child.stdin.flush()

@@ -33,7 +33,6 @@ MAX_KEYS = 500  # stacks summed up in a period; further ones only add to their p
 MAX_WRITTEN = 60  # stacks written for a period, those with the most time
 MAX_FILES = 10_000  # whose origin is remembered
 MAX_NAME, MAX_TEXT = 300, 160  # characters
-MAX_SECRET = 1000  # characters that are searched for secrets
 MAX_SOURCE_BYTES = 2_000_000  # of a file whose lines are quoted
 MAX_SOURCES = 100  # such files that are kept
 LONG_MS, LONG_TIMES = 5.0, 2.0  # a step is long if it exceeds the usual one by both
@@ -319,7 +318,7 @@ def source_line(file: str, line: int) -> str:
     try:
         kept = linecache.cache.get(file)  # what has no file, as a notebook's cells, is there
         lines = kept[2] if kept is not None and len(kept) == 4 else _lines(file)
-        return masked(lines[line - 1].strip()[:MAX_SECRET])[:MAX_TEXT] if 0 < line <= len(lines) else ""
+        return masked(lines[line - 1].strip())[:MAX_TEXT] if 0 < line <= len(lines) else ""
     except Exception:  # a source in an odd encoding; the line is an extra
         return ""
 

@@ -136,6 +136,23 @@ def test_a_process_records_how_long_it_ran_and_for_how_much_of_that_it_had_a_cor
     assert own["dur"] > 10_000
 
 
+def test_a_window_is_kept_if_the_working_folder_is_removed(tmp_path, monkeypatch):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    monkeypatch.setenv("PYTHONPATH", "here")
+    removed.rmdir()
+    out = converted(tmp_path, sample("jax"), lambda order: convert.finish(convert.start(convert.XPLANE, order)))
+    assert list(out.glob("framework/pevents/*/*.json"))
+
+
+def test_a_conversion_imports_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    out = converted(tmp_path, sample("jax"), lambda order: convert.finish(convert.start(convert.XPLANE, order)))
+    assert list(out.glob("framework/pevents/*/*.json"))
+
+
 def test_operators_beyond_the_limit_are_counted_in_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "MAX_EVENTS", 10)
     whole = len(events_of("jax"))

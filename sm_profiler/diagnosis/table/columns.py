@@ -31,8 +31,8 @@ TEXTS = ("rank", "operation", "stage")
 MOMENTS = ("start", "end")  # which may be a date and time
 # Names of the moment at which a step was recorded, for tables that have no times.
 RECORDED = ("wall time", "wall", "timestamp", "runtime", "relative time", "time stamp", "datetime")
-_UNIT = re.compile(
-    r"(.*?)(?:^|[\s_.(\[-]+)(?:(s|secs?|seconds?)|(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
+_UNIT = re.compile(  # from the beginning of a run of separators, so that none is tried from each of its characters
+    r"(.*?)(?:^|(?<![\s_.(\[-])[\s_.(\[-]+)(?:(s|secs?|seconds?)|(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
 )
 _SCALES = (1.0, 1e-3, 1e-6, 1e-9)
 _TIME = re.compile(r"\b(time|timers?|timings?|times|duration|secs?|seconds?|elapsed|wait|latency|runtime)\b")

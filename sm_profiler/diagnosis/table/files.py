@@ -20,6 +20,7 @@ from sm_profiler.storage import open_storage
 
 MAX_BYTES = 1 << 30  # of a table as stored
 UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64  # a gzip file may unpack to so much, or to so many times its size
+MAX_COLUMNS, MAX_COLUMN = 10_000, 300  # columns, and characters of the name of one that is read
 PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 2048, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
 GZIP = b"\x1f\x8b"
 
@@ -63,7 +64,7 @@ def lines(data: bytes, name: str) -> Iterator[str]:
     """Return the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
 
     Raises:
-        SourceError: as they are read: it is damaged, or unpacks to too much.
+        SourceError: before the first line: it is damaged, or unpacks to too much.
     """
     if data[:2] == GZIP:
         return _unpacked(data, name)
@@ -74,15 +75,28 @@ def _unpacked(data: bytes, name: str) -> Iterator[str]:
     left = limit = min(MAX_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * len(data)))
     file = gzip.GzipFile(fileobj=io.BytesIO(data))
     try:
-        while line := file.readline(left + 1):
-            left -= len(line)
+        while piece := file.read(1 << 20):  # unpacking twice is cheap, reading rows in vain is not
+            left -= len(piece)
             if left < 0:
                 raise SourceError(
                     f"{printable(name)}: unpacks to more than {limit >> 20} MiB; unpack it, or cut the table"
                 )
+        file.seek(0)
+        for line in file:
             yield line.decode("utf-8", "replace")
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{printable(name)}: damaged gzip data: {error}") from None
+
+
+def _checked(columns: Sequence[str], name: str) -> Sequence[str]:
+    """Return the names of columns.
+
+    Raises:
+        SourceError: they are too many.
+    """
+    if len(columns) > MAX_COLUMNS:
+        raise SourceError(f"{printable(name)}: {len(columns):,} columns; a table of times has at most {MAX_COLUMNS:,}")
+    return columns
 
 
 def read_csv(data: bytes, name: str) -> TableFile:
@@ -93,8 +107,9 @@ def read_csv(data: bytes, name: str) -> TableFile:
     rows: Iterator[list[str]] = csv.reader(chain([first], text), delimiter=sign)
     if sign != ",":  # then the comma may be that of decimals
         rows = ([cell.replace(",", ".") if cell[-1:].isdigit() else cell for cell in row] for row in rows)
-    head = [cell.removeprefix("\ufeff").strip() for row in _some(rows, 1, None, name) for cell in row]
-    at = {key: place for place, key in enumerate(head) if key}
+    cells = _checked([cell for row in _some(rows, 1, None, name) for cell in row], name)
+    head = [cell.removeprefix("\ufeff").strip() for cell in cells]
+    at = {key: place for place, key in enumerate(head) if 0 < len(key) <= MAX_COLUMN}
     return TableFile(list(at), _csv_pieces(rows, at, len(head), name))
 
 
@@ -117,7 +132,8 @@ def read_json_lines(data: bytes, name: str) -> TableFile:
     """Return a table of JSON lines, whose columns are those of the first rows."""
     pieces = _json_pieces(data, name)
     first = next(pieces, [])
-    head = list(dict.fromkeys(key for row in first for key in row))
+    keys = _checked(list(dict.fromkeys(key for row in first for key in row)), name)
+    head = [key for key in keys if len(key) <= MAX_COLUMN]
     columns = (
         Piece(len(rows), lambda key, rows=rows: [row.get(key) for row in rows])  # type: ignore[misc]
         for rows in chain([first], pieces)
@@ -167,12 +183,13 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
     try:
         file = pq.ParquetFile(io.BytesIO(data), thrift_container_size_limit=MAX_FOOTER_OBJECTS)
         kinds = {field.name: field.type for field in file.schema_arrow}
-        head = [key for key, kind in kinds.items() if not pa.types.is_nested(kind)]
+        named = [key for key in _checked(file.schema_arrow.names, name) if len(key) <= MAX_COLUMN]
+        head = [key for key in dict.fromkeys(named) if not pa.types.is_nested(kinds[key])]
         file = pq.ParquetFile(
             io.BytesIO(data), thrift_container_size_limit=MAX_FOOTER_OBJECTS,
             read_dictionary=[key for key in head if texts(key)],
         )  # fmt: skip
-        check_groups(file.metadata, memoryview(data), head)
+        check_groups(memoryview(data), head)
     except damage as error:
         raise SourceError(f"{printable(name)}: not a Parquet file: {printable(str(error))[:200]}") from None
 
@@ -183,12 +200,14 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
             return [None] * file.metadata.row_group(group).num_rows
         try:
             read = file.read_row_group(group, columns=[key], use_threads=False).column(0).combine_chunks()
-        except damage as error:
+            if len(read) != file.metadata.row_group(group).num_rows:
+                raise ValueError(f"column {key} has not as many values as rows")
+            if pa.types.is_dictionary(read.type):
+                values = read.dictionary.to_pylist()
+                return [None if code is None else values[code] for code in read.indices.to_pylist()]
+            found: Sequence[Any] = read.to_numpy(zero_copy_only=False) if is_number else read.to_pylist()
+        except (*damage, IndexError) as error:
             raise SourceError(f"{printable(name)}: damaged: {printable(str(error))[:200]}") from None
-        if pa.types.is_dictionary(read.type):
-            values = read.dictionary.to_pylist()
-            return [None if code is None else values[code] for code in read.indices.to_pylist()]
-        found: Sequence[Any] = read.to_numpy(zero_copy_only=False) if is_number else read.to_pylist()
         return found
 
     def pieces() -> Iterator[Piece]:

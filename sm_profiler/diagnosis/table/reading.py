@@ -294,15 +294,23 @@ def _without_tiny(values: Floats, least: float) -> Floats:
 def _numbers(values: Sequence[Any]) -> Floats:
     if hasattr(values, "astype"):
         return np.asarray(values, np.float64)
-    if {*map(type, values)} <= {str, float, int}:
+    kinds = {*map(type, values)}
+    if kinds <= {str, float, int} and not (str in kinds and _odd_digits("".join(map(str, values)))):
         with contextlib.suppress(ValueError, OverflowError):  # one that is no number, as in a damaged row
             return np.fromiter(map(float, values), np.float64, len(values))
     return np.asarray([_number(value) for value in values], np.float64)
 
 
+def _odd_digits(text: str) -> bool:
+    """Return whether a text has what only Python reads as a number: `1_000`, and digits of other scripts."""
+    return "_" in text or not text.isascii()
+
+
 def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return float("nan")
     try:
-        return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else float("nan")
+        return float("nan") if isinstance(value, str) and _odd_digits(value) else float(value)
     except (ValueError, OverflowError):
         return float("nan")
 
