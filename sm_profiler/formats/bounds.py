@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Collection
 from typing import Any
 
+import attrs
+
 COUNTED_BYTES = 1 << 20  # MessagePack of less than this cannot take much memory
 FREE_ELEMENTS = 1 << 20  # of what other processes sent, and one more for each byte that arrived
 
@@ -185,8 +187,6 @@ def unpacked_size(chunk: memoryview, rows: int) -> int:
 def check_groups(data: memoryview, names: Collection[str]) -> None:
     """Check that columns of a Parquet file do not unpack to much more than the file.
 
-    Arrow's own view of a footer ends the process if a column's statistics are damaged.
-
     Args:
         data: the file.
         names: the columns that will be read.
@@ -194,29 +194,51 @@ def check_groups(data: memoryview, names: Collection[str]) -> None:
     Raises:
         ValueError: they do, or the file is damaged.
     """
+    wanted = {name.encode() for name in names}
+    rows = unpacked = 0
+    for group in groups_of(data):
+        rows += group.rows
+        if group.rows < 0 or rows > FREE_ROWS + len(data):
+            raise ValueError("more rows than a table has in as many bytes")
+        for start, end in (span for name, span in group.columns if name in wanted):
+            if not 0 <= start <= end <= len(data):
+                raise ValueError("its columns are not where its footer puts them")
+            unpacked += unpacked_size(data[start:end], group.rows)
+            if unpacked > FREE_BYTES + MAX_TIMES * len(data):
+                raise ValueError("more than a table has in as many bytes")
+
+
+@attrs.frozen
+class Group:
+    """A row group of a Parquet file.
+
+    Attributes:
+        rows: number of its rows.
+        columns: (path, its place in the file: first byte and the one after the last).
+    """
+
+    rows: int
+    columns: list[tuple[bytes, tuple[int, int]]]
+
+
+def groups_of(tail: memoryview) -> list[Group]:
+    """Return the row groups of a Parquet file from its bytes, or its last ones with the whole footer.
+
+    Arrow's own view of a footer ends the process if a column's statistics are damaged.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    length = int.from_bytes(tail[-8:-4], "little")
+    if bytes(tail[-4:]) != _MAGIC or not 0 < length <= len(tail) - 8:
+        raise ValueError("its footer is damaged")
     try:
-        _check_groups(data, {name.encode() for name in names})
+        groups = _Structs(tail, len(tail) - 8 - length).struct()[_GROUPS]
+        return [Group(group[_ROWS], [_column(chunk[_CHUNK]) for chunk in group[_CHUNKS]]) for group in groups]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError("its footer is damaged") from None
 
 
-def _check_groups(data: memoryview, names: Collection[bytes]) -> None:
-    length = int.from_bytes(data[-8:-4], "little")
-    if bytes(data[-4:]) != _MAGIC or not 0 < length <= len(data) - 8:
-        raise ValueError("its footer is damaged")
-    rows = unpacked = 0
-    for group in _Structs(data, len(data) - 8 - length).struct()[_GROUPS]:
-        rows += group[_ROWS]
-        if group[_ROWS] < 0 or rows > FREE_ROWS + len(data):
-            raise ValueError("more rows than a table has in as many bytes")
-        for chunk in group[_CHUNKS]:
-            column = chunk[_CHUNK]
-            if b".".join(column[_PATH]) not in names:
-                continue
-            start = min(filter(None, (column.get(_DICTIONARY), column[_DATA])), default=0)
-            end = start + column[_SIZE]
-            if not 0 <= start <= end <= len(data):
-                raise ValueError("its columns are not where its footer puts them")
-            unpacked += unpacked_size(data[start:end], group[_ROWS])
-            if unpacked > FREE_BYTES + MAX_TIMES * len(data):
-                raise ValueError("more than a table has in as many bytes")
+def _column(column: Any) -> tuple[bytes, tuple[int, int]]:
+    start = min(filter(None, (column.get(_DICTIONARY), column[_DATA])), default=0)
+    return b".".join(column[_PATH]), (start, start + column[_SIZE])

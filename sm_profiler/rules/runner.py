@@ -51,7 +51,7 @@ from sm_profiler.threads import SignalEvent
 
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")
-NOT_EVALUATED = "not evaluated"  # beginning of the details of a rule without data to judge, whose status is NoIssuesFound
+NOT_EVALUATED = "not evaluated"  # how the details of a rule begin that had no data; its status is NoIssuesFound
 
 Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
 

@@ -712,7 +712,8 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     else:
         # counted launches have Python around them; of steps that were not counted most is launching
         known = launches_of(case) is not None
-        idle = max(1 - case.core_wait, limits.MAJORITY)  # beside other work, operators cost more than on an idle machine
+        # Beside other work, operators cost more than on an idle machine.
+        idle = max(1 - case.core_wait, limits.MAJORITY)
         least, most = (idle, limits.CLEARLY) if known else (limits.MAJORITY, 1.0)
         fixed = [part * (found.share if known else passes) for part in (most, (least + most) / 2, least)]
         grows = [max(passes - own, 0.0) * part for own, part in zip(fixed, (0.0, *limits.GROWS[::2]), strict=True)]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_elements, inflate, unpacked_size
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, Group, check_elements, groups_of, inflate, unpacked_size
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import schema
@@ -31,6 +31,7 @@ from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, check
 from sm_profiler.storage import FileInfo, Storage
 
 _TAIL_BYTES = 64 << 10  # a footer is often smaller
+_END_BYTES = 8  # after a footer: its length, and a mark
 FREE_ROWS = 1 << 18  # of a row group, and one more for each of its bytes: `compact` writes 65,536 and what a file has
 FREE_GROUP_BYTES, MAX_GROUP_TIMES = 16 << 20, 32  # of a row group, unpacked: so much, and so many times its bytes
 MAX_KEPT_BYTES = 65 << 20  # of a file that is kept as it is, in a row group, unpacked
@@ -49,6 +50,22 @@ class RangeFile(io.RawIOBase):
         self._storage, self._info = storage, info
         self._at = self._start = 0
         self._held = b""
+        self._groups: list[Group] = []
+
+    def groups(self) -> list[Group]:
+        """Return the row groups, by the footer.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if not self._groups:
+            size = self._info.size
+            self.hold(size - _END_BYTES, size)
+            length = int.from_bytes(self.held(size - _END_BYTES, size)[:4], "little")
+            start = max(size - _END_BYTES - length, 0)
+            self.hold(start, size)
+            self._groups = groups_of(self.held(start, size))
+        return self._groups
 
     def hold(self, start: int, end: int) -> None:
         """Fetch a range that the next reads lie in."""
@@ -168,21 +185,17 @@ class PartFile:
         Raises:
             ValueError: they are.
         """
-        described = file.metadata.row_group(group)
+        described = source.groups()[group]
         if [field.name for field in file.schema_arrow] != [field.name for field in schema.SCHEMAS[self.part.table]]:
             raise ValueError(f"its columns are not those of {self.part.table}")
-        found = [
-            column for at in range(described.num_columns) if (column := described.column(at)).path_in_schema in names
-        ]
-        starts = [min(filter(None, (column.dictionary_page_offset, column.data_page_offset))) for column in found]
-        spans = [(at, at + column.total_compressed_size) for at, column in zip(starts, found, strict=True)]
+        spans = [span for name, span in described.columns if name.decode() in names]
         begin, end = min(spans)[0], max(end for _, end in spans)
         size = sum(end - begin for begin, end in spans)
         if begin < 0 or end > self.info.size or min(end - begin for begin, end in spans) < 0 or size > end - begin:
             raise ValueError("its columns are not where its footer puts them")
         source.hold(begin, end)
         is_raw = self.part.table == FILES
-        rows = described.num_rows
+        rows = described.rows
         held = source.held(begin, end)
         unpacked = sum(unpacked_size(held[at - begin : to - begin], rows) for at, to in spans)
         most = MAX_KEPT_BYTES if is_raw else FREE_GROUP_BYTES + MAX_GROUP_TIMES * size
