@@ -26,7 +26,7 @@ PART = paths.PartKey(paths.SYSTEM, "j", "algo-1", "2023111423")
 MB = 1 << 20
 
 
-def write(folder, packed, rows, *, text="cpu0", plain=False, last=0.0):
+def write(folder, packed, rows, *, text="cpu0", plain=False, last=0.0, statistics=False):
     """Write a data set of one file, with so many equal rows in a row group."""
     count = pa.array(np.r_[np.zeros(rows - 1), last])
     texts = [pa.array([text]).take(pa.array(np.zeros(rows, np.int64))) for _ in range(4)]
@@ -34,7 +34,7 @@ def write(folder, packed, rows, *, text="cpu0", plain=False, last=0.0):
     path = folder / PART.key
     path.parent.mkdir(parents=True)
     with pq.ParquetWriter(
-        path, table.schema, compression="zstd", use_dictionary=not plain, write_statistics=False,
+        path, table.schema, compression="zstd", use_dictionary=not plain, write_statistics=statistics,
         data_page_size=1 << 30, store_schema=False,
     ) as writer:  # fmt: skip
         writer.write_table(table, row_group_size=rows)
@@ -160,3 +160,29 @@ def test_damaged_page_headers_are_refused():
         with pytest.raises(ValueError, match="page"):
             unpacked_size(memoryview(bad), 1)
     assert unpacked_size(memoryview(b""), 1) == 0
+
+
+def test_a_damaged_footer_ends_no_process(tmp_path):
+    """Arrow calls std::terminate for a column whose statistics are damaged."""
+    folder = write(tmp_path, schema.encode_header(account(50)), 50, statistics=True)
+    path = folder / PART.key
+    whole = path.read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    places = [(at, 0x20) for at in range(start, len(whole) - 8) if whole[at] == 0x06]  # lengths of texts
+    places += [(at, 0x08) for at in range(start, len(whole) - 8) if whole[at] == 0x0C]  # types of fields
+    code = f"""
+from pathlib import Path
+from sm_profiler.errors import SourceError
+from sm_profiler.source import open_source
+path = Path({str(path)!r})
+whole = path.read_bytes()
+for at, mask in {places}:
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+    try:
+        for batch in open_source({str(folder)!r}, progress=False, cache=False).batches(unsettled=True):
+            len(batch.system)
+    except SourceError:
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert not done.returncode, done.stderr[-2000:]
