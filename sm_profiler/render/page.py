@@ -83,6 +83,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
                         report.left_out_alarm,
                         report.switched_off_alarm,
                         report.load_alarm,
+                        report.metrics.trainings,
                         loop_alarm(report),
                     ),
                 )

@@ -67,6 +67,7 @@ def terminal_summary(
         report.switched_off_alarm,
         None if stopped else report.load_alarm,
         report.profiling_alarm,
+        report.metrics.trainings,
         loop_alarm(report),
     ):
         last += _wrap(alarm, width) if alarm else []
