@@ -12,6 +12,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import AtLine, Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
+from sm_profiler.formatting import shorten
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -183,6 +184,9 @@ class GpuMetrics:
     memory_max: float
 
 
+_SEVERAL, _SHOWN_NODES, _LONGEST_NAME = 2, 16, 60
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class JobMetrics:
     """Metrics of one job. Times are seconds since the epoch.
@@ -346,6 +350,20 @@ class JobMetrics:
         for one in found:
             shared = {key: value for key, value in shared.items() if one.get(key) == value}
         return shared
+
+    @property
+    def hosts(self) -> str:
+        """Nodes of a job with several, each with its machine, as `algo-1 (gpu01), algo-2 (gpu02)`; "" if none has a name."""
+        names = {node: owner.get("host", "") for node, owner in self.system.owners.items()}
+        for one in self.metadata:
+            host = (one.get("identity") or {}).get("host")
+            if host:
+                names[str(one.get("node"))] = str(host)
+        if len(self.nodes) < _SEVERAL or not any(names.values()):
+            return ""
+        known = [f"{node} ({shorten(names[node], _LONGEST_NAME)})" if names.get(node) else node for node in self.nodes]
+        more = f" and {len(known) - _SHOWN_NODES} more" if len(known) > _SHOWN_NODES else ""
+        return f"{', '.join(known[:_SHOWN_NODES])}{more}"
 
     def average_share(self, key: str) -> float:
         """Return a part as a share of the loop, averaged over ranks."""
