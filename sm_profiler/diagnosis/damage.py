@@ -20,6 +20,7 @@ from sm_profiler.formats.outcome import REFUSED
 from sm_profiler.formats.process_end import bounded_line
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.attempts import process_name
+from sm_profiler.settings import LOCAL_MAX
 
 SHOWN = 2  # files that the sentence names
 # A gap in the recording looks like each of these: time between steps, before them or without them.
@@ -40,11 +41,13 @@ class Damage:
         paths: the files.
         refused: number of those of which nothing could be read.
         total: number of all files.
+        empty: number of those that have no bytes.
     """
 
     paths: tuple[str, ...]
     refused: int
     total: int
+    empty: int = 0
 
     @property
     def sentence(self) -> str:
@@ -58,7 +61,16 @@ class Damage:
         return (
             f"{len(self.paths)} of {plural(self.total, 'file')} {'is' if len(self.paths) == 1 else 'are'} damaged or cut off"
             f"{nothing} ({', '.join(names)}{more}): {' and '.join(kinds)} are missing for a part of the job, and a gap in them "
-            "can look like lost time."
+            f"can look like lost time.{self._emptied}"
+        )
+
+    @property
+    def _emptied(self) -> str:
+        if not self.empty:
+            return ""
+        return (
+            f" {self.empty:,} of them {'is' if self.empty == 1 else 'are'} empty: the profile reached {LOCAL_MAX.name}, at "
+            "which the oldest files are emptied, or their writing failed."
         )
 
     @property
@@ -76,7 +88,8 @@ def damage_of(files: Iterable[Any], total: int) -> Damage:
     """
     broken = [file for file in files if _is_broken(file)]
     refused = sum(file.status == REFUSED for file in broken)
-    return Damage(tuple(sorted(file.path for file in broken)), refused, total)
+    empty = sum(file.reason.startswith("empty") for file in broken)
+    return Damage(tuple(sorted(file.path for file in broken)), refused, total, empty)
 
 
 def unwritten(metadata: Iterable[Mapping[str, Any]]) -> tuple[int, str]:

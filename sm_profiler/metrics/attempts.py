@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.process_end import COMPLETED, END, END_CODE, END_STEP, END_US, EXITED
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.step_fold import TRAIN, StepRows, StepSummary, column
 from sm_profiler.metrics.step_sample import joined_judged, judged_all
@@ -132,6 +133,64 @@ def _is_same_process(before: Mapping[str, Any], after: Mapping[str, Any]) -> boo
     """Return whether a recording is by the process of the one before: it had started earlier than that recording."""
     started = after.get("process_us")
     return after.get("pid") == before.get("pid") and started is not None and started <= before["start_us"]
+
+
+def trainings(metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return when each training after the first began, microseconds since the epoch.
+
+    A process that trained and then ended by itself, without an error, was not interrupted: what trains on its node after
+    that is another training, as two scripts of one batch job are.
+    """
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in metadata:
+        if _start_us(one) is not None:
+            latest.setdefault((process_name(one), one.get("pid"), _start_us(one)), {}).update(one)
+    found, before = list[float](), list[dict[str, Any]]()
+    for one in sorted((one for one in latest.values() if one.get(END_STEP) != 0), key=_start_us):  # type: ignore[arg-type]
+        begin = _start_us(one)
+        if any(one.get("node") == other.get("node") for other in before) and all(_ended_well(o, begin) for o in before):
+            found.append(float(begin or 0))
+            before = []
+        before.append(one)
+    return found
+
+
+def _start_us(one: Mapping[str, Any]) -> float | None:
+    start = one.get("process_us") or one.get("start_us")
+    return float(start) if isinstance(start, (int, float)) else None
+
+
+def _ended_well(one: Mapping[str, Any], before_us: float | None) -> bool:
+    """Return whether a process had ended by itself, without an error, before a moment."""
+    at = one.get(END_US)
+    is_over = isinstance(at, (int, float)) and before_us is not None and at <= before_us
+    return is_over and one.get(END) in {EXITED, COMPLETED} and not one.get(END_CODE)
+
+
+def since_training(
+    found: StepSummary, metadata: Sequence[Mapping[str, Any]], begin_us: float
+) -> tuple[StepSummary, tuple[dict[str, Any], ...]]:
+    """Return the steps and the records of the processes that began at a moment or later."""
+    records = tuple(dict(one) for one in metadata if (start := _start_us(one)) is None or start >= begin_us)
+    steps, loop = dict[str, StepRows](), dict(found.loop)
+    for name, rows in found.steps.items():
+        kept = rows.start >= begin_us
+        if not kept.any():
+            continue
+        steps[name] = rows
+        if not kept.all() and name not in found.judged:
+            steps[name] = rows[kept]
+            first = float(rows.start[kept][0] - rows.parts[kept, column("wait")][0])
+            loop[name] = max(loop[name][0], first), loop[name][1]
+
+    def own(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name in steps}
+
+    return attrs.evolve(
+        found, steps=steps, loop=own(loop), overhead_us=own(found.overhead_us), judged=own(found.judged),
+        declared_us=own(found.declared_us), collected_us=own(found.collected_us),
+        pids=dict.fromkeys(own(found.pids), 1),
+    ), records  # fmt: skip
 
 
 def join_successors(

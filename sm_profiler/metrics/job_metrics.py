@@ -12,6 +12,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import AtLine, Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
+from sm_profiler.formatting import shorten
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -24,10 +25,12 @@ from sm_profiler.metrics.attempts import (
     gpus_of_others,
     join_successors,
     process_name,
+    since_training,
+    trainings,
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
-from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, read_args, rename_processes
+from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, read_args, rename_processes, since
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import (
@@ -181,6 +184,9 @@ class GpuMetrics:
     memory_max: float
 
 
+_SEVERAL, _SHOWN_NODES, _LONGEST_NAME = 2, 16, 60
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class JobMetrics:
     """Metrics of one job. Times are seconds since the epoch.
@@ -212,6 +218,7 @@ class JobMetrics:
         functions: the script's functions in the Python window, the most expensive first.
         types_by_node: node → type of its instance, if they were recorded and none was given.
         others_gpus: GPUs that only other programs use, which are in no other attribute.
+        earlier_trainings: number of those that ended by themselves before the one that all other attributes are about.
         ending: how it ended.
         between_attempts: seconds between attempts without a sign of life of any process or monitor; no machine time.
     """
@@ -237,6 +244,7 @@ class JobMetrics:
     functions: tuple[FunctionTime, ...] = ()
     types_by_node: Mapping[str, str] = attrs.field(factory=dict)
     others_gpus: tuple[tuple[str, str], ...] = ()
+    earlier_trainings: int = 0
     samples_per_step: float | None = None
     calls_per_step: float | None = None
     input_sizes: Mapping[str, Floats] = attrs.field(factory=dict)
@@ -293,6 +301,16 @@ class JobMetrics:
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
+    def trainings(self) -> str:
+        """That the profile holds several trainings, as a sentence; "" for one."""
+        if not self.earlier_trainings:
+            return ""
+        return (
+            f"The profile holds {self.earlier_trainings + 1} trainings, one after the other; this is about the last. "
+            "A LocalPath for each keeps them apart."
+        )
+
+    @property
     def interruptions(self) -> tuple[int, float]:
         """Number of interruptions, and the downtime in seconds."""
         attempts = [rank.attempts for rank in self.ranks]
@@ -332,6 +350,20 @@ class JobMetrics:
         for one in found:
             shared = {key: value for key, value in shared.items() if one.get(key) == value}
         return shared
+
+    @property
+    def hosts(self) -> str:
+        """Nodes of a job with several, each with its machine, as `algo-1 (gpu01), algo-2 (gpu02)`; "" if none has a name."""
+        names = {node: owner.get("host", "") for node, owner in self.system.owners.items()}
+        for one in self.metadata:
+            host = (one.get("identity") or {}).get("host")
+            if host:
+                names[str(one.get("node"))] = str(host)
+        if len(self.nodes) < _SEVERAL or not any(names.values()):
+            return ""
+        known = [f"{node} ({shorten(names[node], _LONGEST_NAME)})" if names.get(node) else node for node in self.nodes]
+        more = f" and {len(known) - _SHOWN_NODES} more" if len(known) > _SHOWN_NODES else ""
+        return f"{', '.join(known[:_SHOWN_NODES])}{more}"
 
     def average_share(self, key: str) -> float:
         """Return a part as a share of the loop, averaged over ranks."""
@@ -593,7 +625,11 @@ def measure_job(  # most are optional parts
     facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    records = move_with_steps(records or {}, summary.moved)
+    records, everything = move_with_steps(records or {}, summary.moved), metadata
+    earlier = trainings(metadata)
+    if earlier:
+        summary, metadata = since_training(summary, metadata, earlier[-1])
+        records = since(records, earlier[-1] / 1e6)
     summary, processes = join_successors(summary.by_role(_switches(records)), metadata)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records, names)
@@ -676,6 +712,7 @@ def measure_job(  # most are optional parts
         functions=functions,
         types_by_node=types_by_node or {},
         others_gpus=others,
+        earlier_trainings=len(earlier),
         samples_per_step=_mean(metadata, "samples_per_step"),
         calls_per_step=_mean(metadata, "calls_per_step"),
         input_sizes={
@@ -685,7 +722,7 @@ def measure_job(  # most are optional parts
         collate=_collate(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),
         ending=ending,
-        between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
+        between_attempts=between_attempts(_lifetimes(ranks, everything), system, start, end) if edges else 0.0,
     )
 
 

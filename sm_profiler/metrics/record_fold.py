@@ -89,6 +89,17 @@ def move_with_steps(found: Mapping[str, Records[Any]], moved: Mapping[str, Moved
     return {phase: of(records) for phase, records in found.items()} if moved else dict(found)
 
 
+def since(found: Mapping[str, Records[Any]], begin_s: float) -> dict[str, Records[Any]]:
+    """Return the records from a moment on; a process has the time of all its records if it has some after that moment."""
+    later = {}
+    for phase, records in found.items():
+        longest = tuple(one for one in records.longest if one.start >= begin_s)
+        names = {one.process for one in longest}
+        seconds = {name: spent for name, spent in records.seconds.items() if name in names}
+        later[phase] = Records(longest, records.count - len(records.longest) + len(longest), seconds)
+    return later
+
+
 def rename_processes(found: Mapping[str, Records[Any]], new_names: Mapping[str, str]) -> dict[str, Records[Any]]:
     """Return the records with other names for some processes, which several of them may share."""
     renamed = {}

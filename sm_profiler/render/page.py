@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -60,8 +60,14 @@ def render_html(report: Report) -> str:
         report=report,
         title=f"{shorten(report.metrics.name, 80)} - sm-profiler",
         name=shorten(report.metrics.name, 120),
+        owner=_owner(report.metrics.identity),
         parts=page_parts(report),
     )
+
+
+def _owner(identity: Mapping[str, str]) -> str:
+    """Return whose job it is, as the scheduler or the job's variables name it; "" if nothing is known."""
+    return " · ".join(f"{key} {shorten(identity[key], 60)}" for key in ("user", "account", "job") if identity.get(key))
 
 
 def page_parts(report: Report) -> dict[str, Markup]:
@@ -83,6 +89,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
                         report.left_out_alarm,
                         report.switched_off_alarm,
                         report.load_alarm,
+                        report.metrics.trainings,
                         loop_alarm(report),
                     ),
                 )

@@ -52,7 +52,7 @@ def terminal_summary(
     stopped = main.kind is Class.HANG  # the page also has how the loop spent its time before
     rest = _stacks(report, width) if stopped else _bar(report, width, colour=colour)
     facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3] if not _is_said(fact, main.headline)]
-    last = []
+    last = _wrap(printable(f"nodes: {report.metrics.hosts}"), width) if report.metrics.hosts else []
     count, downtime = report.metrics.interruptions
     if count:
         times = "once" if count == 1 else f"{count} times"
@@ -67,6 +67,7 @@ def terminal_summary(
         report.switched_off_alarm,
         None if stopped else report.load_alarm,
         report.profiling_alarm,
+        report.metrics.trainings,
         loop_alarm(report),
     ):
         last += _wrap(alarm, width) if alarm else []

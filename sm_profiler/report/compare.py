@@ -129,6 +129,7 @@ OTHERS = "others"  # in place of the key of a part: what other programs add to `
 ELAPSED = "elapsed"  # in place of the key of a part: `LOOP` as the clock shows it, with `OTHERS`
 STEP, SAMPLE = "step", "sample"
 _AROUND = ("wait", "outside")
+_NOTHING_S = 1e-9  # below what clocks resolve: what rounding leaves of a difference
 _LABELS = {
     LOOP: "Step with evaluation",
     AROUND: "Data and other code",
@@ -144,7 +145,7 @@ class Change:
     Attributes:
         part: key of the part, `parts.WHOLE`, `LOOP`, `AROUND`, `OTHERS` or `ELAPSED`.
         before, after: mean time per step or sample, without the load of other programs, which is in `OTHERS`.
-        change: after / before - 1; None if before is 0.
+        change: after / before - 1; None if before is 0 but for rounding.
         low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
     """
 
@@ -371,7 +372,7 @@ def _is_worth_a_row(key: str, before: dict[str, _Time], after: dict[str, _Time])
 def _change(key: str, a: _Time, b: _Time, own: tuple[float, float]) -> Change:
     """Compare two times; `own` are the shares of them without the load of other programs."""
     before, after, load = a.mean * own[0], b.mean * own[1], own[1] / own[0]
-    if before <= 0:
+    if before < _NOTHING_S:
         return Change(key, before, after, None, None, None)
     ratios = b.rounds[a.rounds > 0] / a.rounds[a.rounds > 0]
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)

@@ -16,7 +16,9 @@ from sm_profiler.report.compare import (
     Comparison,
     Prediction,
     RegressionLimit,
+    _change,
     _rows,
+    _Time,
     compare,
     render_comparison,
     summarize_comparison,
@@ -334,3 +336,9 @@ def test_predictions_hold_as_they_are_shown():
     assert shown.sentence == "Repairing FAIL_SLOW: predicted 1.3 to 1.6 times as fast, measured 1.58."
     chance = attrs.evolve(shown, measured=Interval(0.95, 1.27, 1.35))
     assert chance.sentence.endswith("measured 1.27, which may be chance.")
+
+
+def test_what_rounding_leaves_of_a_difference_is_no_base():
+    before, after = (_Time(mean, np.full(100, mean)) for mean in (2e-18, 65.8e-6))
+    change = _change("between", before, after, (1.0, 1.0))
+    assert (change.change, change.low, change.high) == (None, None, None)

@@ -352,3 +352,19 @@ def test_writes_the_page_quickly(report, tmp_path):
     write_report(report, tmp_path)
     assert (tmp_path / "profiler-report.html").stat().st_size < 2_000_000
     assert time.perf_counter() - begun < 60  # only a hang would fail; benchmarks/report.py measures
+
+
+def test_the_machines_of_several_nodes_and_whose_job_it_is_are_named():
+    who = {"user": "alice", "account": "nlp", "job": "<sweep>"}
+    rows = [row for rank in (0, 1) for row in training(100, node=f"algo-{rank + 1}-{rank}")]
+    metadata = tuple(
+        {"node": f"algo-{rank + 1}", "rank": rank, "pid": 7, "identity": who | {"host": f"gpu0{rank + 1}"}}
+        for rank in (0, 1)
+    )
+    report = report_from(rows, metadata=metadata)
+    page = render_html(report)
+    assert "user alice · account nlp · job &lt;sweep&gt;" in page
+    assert "algo-1 (gpu01), algo-2 (gpu02)" in page
+    assert "nodes: algo-1 (gpu01), algo-2 (gpu02)" in terminal_summary(report, width=100)
+    alone = report_from(training(100), metadata=metadata[:1])
+    assert "gpu01" not in terminal_summary(alone, width=100)

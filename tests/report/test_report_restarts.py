@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from sm_profiler.formats.event_names import SAVE
+from sm_profiler.formats.recorded import Save
 from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.startup import Billed, billed_time, repeated_work
 from sm_profiler.render.terminal import terminal_summary
@@ -195,3 +196,38 @@ def test_an_attempt_without_a_step_has_a_gap_behind_it_too():
     metrics = metrics_of(training(100, node=SECOND, at=90.0), samples, metadata=metadata)
     assert metrics.interruptions[0] == 0
     assert metrics.between_attempts == pytest.approx(58.0, abs=1.5)
+
+
+def two_scripts(rank=None, **end):
+    """A job whose second training begins once the process of the first has ended."""
+    names = (FIRST, SECOND) if rank is None else ("algo-1-0", "algo-1-0")
+    rows = [
+        *training(100, node=names[0]),
+        (SAVE, "torch.save", 1.5, 0.001, names[0], 1),
+        *training(80, node=names[1], at=60.0, forward=0.1),
+    ]
+    metadata = tuple(
+        {"rank": rank, "node": "algo-1", "pid": pid, "process_us": (START_S + at - 0.5) * 1e6} | more
+        for pid, at, more in ((11, 0.9, {"end_us": (START_S + 3) * 1e6, "end_step": 100, **end}), (22, 59.9, {}))
+    )
+    metadata = tuple(one | {"start_us": one["process_us"] + 0.5e6} for one in metadata)
+    return report_from(rows, metadata=metadata)
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_training_that_ended_by_itself_was_not_interrupted_by_the_next(rank):
+    report = two_scripts(rank, end="exited")
+    assert report.metrics.interruptions == (0, 0.0)
+    assert [one.train_steps for one in report.metrics.ranks] == [80]
+    assert not report.metrics.recorded(Save).count
+    assert "FAIL_SLOW" not in {one.kind.value for one in report.verdict.findings}
+    text = " ".join(terminal_summary(report, width=100).split())
+    assert "holds 2 trainings, one after the other; this is about the last" in text
+    assert "interrupted" not in text
+
+
+@pytest.mark.parametrize("end", [{"end": "killed"}, {"end": "stopped"}, {"end": "exited", "end_code": 3}])
+def test_a_training_that_failed_or_was_stopped_goes_on_in_the_next(end):
+    report = two_scripts(**end)
+    assert report.metrics.interruptions[0] == 1
+    assert not report.metrics.trainings
