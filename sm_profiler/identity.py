@@ -43,6 +43,7 @@ _FROM_LABELS = {
 _NOT_LASTING = re.compile(r"[0-9a-f]{12}|ip-(?:[0-9]{1,3}-){3}[0-9]{1,3}(?:\..*)?|localhost(?:\..*)?")
 DMI = Path("/sys/devices/virtual/dmi/id")
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
+_TYPE = re.compile(r"[a-z][a-z0-9-]{1,31}\.[a-z0-9-]{1,31}")
 _GPU = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,64})\s*$", re.MULTILINE)
 _LONGEST = 64
 # the kernel's own UTS namespace (PROC_UTS_INIT_INO); Docker gives each container another
@@ -120,6 +121,16 @@ def host_id(*, in_container: bool, proc: Path = PROC, dmi: Path = DMI) -> str:
     gpus = (_GPU.search(_text(file)) for file in proc.glob("driver/nvidia/gpus/*/information"))
     first = min((gpu[1] for gpu in gpus if gpu), default="")
     return first or ("" if in_container else _host_name(proc)) or _text(proc / "sys/kernel/random/boot_id").strip()
+
+
+def instance_type(dmi: Path = DMI) -> str:
+    """Return the type of this EC2 instance, such as `p4d.24xlarge`; "" elsewhere.
+
+    Args:
+        dmi: the firmware's description of the machine; Nitro instances have their type there.
+    """
+    found = _TYPE.fullmatch(_text(dmi / "product_name").strip())
+    return found[0] if found and _text(dmi / "sys_vendor").strip() == "Amazon EC2" else ""
 
 
 def _host_name(proc: Path) -> str:

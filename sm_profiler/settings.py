@@ -267,7 +267,7 @@ NODES = Setting(
 )  # fmt: skip
 INSTANCE_TYPE = Setting(
     "SM_PROFILER_INSTANCE_TYPE", TEXT, "type of a machine outside of SageMaker, for prices: `p4d.24xlarge`",
-    "container", group=RECORDING,
+    "container", group=RECORDING, shown="that of the EC2 instance",
 )  # fmt: skip
 METRICS_PORT = Setting(
     "SM_PROFILER_METRICS_PORT", PORT, "port at which Prometheus reads a job's newest values; 0 for any free port",

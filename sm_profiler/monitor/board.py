@@ -305,7 +305,7 @@ class Value:
 def job_labels(
     name: str, environment: Mapping[str, str] = os.environ, otherwise: str = ""
 ) -> tuple[tuple[str, str], ...]:
-    """Return the labels that distinguish a job's series from those of others: its name, the machine, and the user if known.
+    """Return the labels that distinguish a job's series from those of others: its name, the machine, and who it belongs to if known.
 
     The label is not `job`: Prometheus gives that name to what it scrapes.
 
@@ -318,7 +318,7 @@ def job_labels(
     scheduled = "-".join(known[key] for key in ("job", "job_id") if key in known)
     host = known.get("host") or host_id(in_container=True) or socket.gethostname()
     job = name or scheduled or known.get("pod") or otherwise or RUN_ID.text(environment) or host
-    found = {"training_job": job, "host": host, "user": known.get("user", "")}
+    found = {"training_job": job, "host": host, "user": known.get("user", ""), "account": known.get("account", "")}
     return tuple((key, value) for key, value in found.items() if value)
 
 

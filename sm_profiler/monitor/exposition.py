@@ -225,6 +225,7 @@ def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = N
         "host.name": known.get("host") or socket.gethostname(),
         "sm_profiler.job": job,
         "user.name": known.get("user", ""),
+        "sm_profiler.account": known.get("account", ""),
     }
     attributes = {"service.name": "sm-profiler", **{key: value for key, value in named.items() if value}}
     provider = MeterProvider([reader or _otlp_reader()], Resource.create(attributes), shutdown_on_exit=False)

@@ -12,7 +12,16 @@ import attrs
 
 from sm_profiler.container import INPUT_CONFIG, Resources, read_resources
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
-from sm_profiler.identity import IDENTITY_TYPE, INSTANCE_TYPE, LABEL, LABEL_TYPE, MACHINE, host_id, identity
+from sm_profiler.identity import (
+    IDENTITY_TYPE,
+    INSTANCE_TYPE,
+    LABEL,
+    LABEL_TYPE,
+    MACHINE,
+    host_id,
+    identity,
+    instance_type,
+)
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
@@ -195,11 +204,13 @@ class Identity:
         who: returns the identity.
         machine: returns the id of the machine, the same in all of its jobs; "" if none is known.
         resources: returns this machine's place in its job.
+        instance_type: returns the machine's type, if its place does not name it; "" if none is known.
     """
 
     who: Callable[[], dict[str, str]] = identity
     machine: Callable[[], str] = lambda: host_id(in_container=Path(INPUT_CONFIG).is_dir())
     resources: Callable[[], Resources] = read_resources
+    instance_type: Callable[[], str] = lambda: "" if Path(INPUT_CONFIG).is_dir() else instance_type()
     name: str = "identity"
     _rows: list[Measurement] | None = attrs.field(default=None, init=False)
     _due: float = attrs.field(default=float("-inf"), init=False)
@@ -214,7 +225,8 @@ class Identity:
         return self._rows
 
     def _read(self) -> list[Measurement]:
-        found = {**self.who(), MACHINE: self.machine(), INSTANCE_TYPE: self.resources().instance_type or ""}
+        kind = self.resources().instance_type or self.instance_type()
+        found = {**self.who(), MACHINE: self.machine(), INSTANCE_TYPE: kind}
         return [
             Measurement(LABEL_TYPE, key.removeprefix(LABEL), text, 1.0)
             if key.startswith(LABEL)

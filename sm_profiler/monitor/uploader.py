@@ -306,10 +306,15 @@ class Uploader:
     def _fail(self, key: str, error: Exception) -> None:
         self.reached |= isinstance(error, UnavailableError)
         text = one_line(error)
+        if key in END_MARKERS:  # the destination is meant
+            text = text.replace(f"/{key}", "")
         self.error = text
-        if not isinstance(error, SourceError):
+        kind = text.replace(key, "")
+        if isinstance(error, SourceError):
+            kind = kind.partition(": ")[2] or kind  # the address may be that of the object or of the bucket
+        else:
             text = f"{self.destination.uri}/{key}: {text}"
-        self._report(f"upload failed, retrying: {text}", self.error.replace(key, ""))
+        self._report(f"upload failed, retrying: {text}", kind)
 
     def _report(self, text: str, kind: str) -> None:
         """Report each kind of problem once, and only a few kinds: an outage must not flood the log."""

@@ -16,6 +16,7 @@ from moto.server import ThreadedMotoServer
 from sm_profiler.config import load_profile
 from sm_profiler.container import read_resources
 from sm_profiler.monitor.agent import TERM_SECONDS
+from sm_profiler.settings import ACCOUNT, DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, USER, misspelt
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "examples/elsewhere"
@@ -214,6 +215,11 @@ torch.distributed.destroy_process_group()
 """
 
 
+def bytes_of(size):
+    """Return the bytes of a size as Kubernetes writes it."""
+    return int(size[:-2]) * {"Mi": 2**20, "Gi": 2**30}[size[-2:]]
+
+
 def configuration():
     """Return the text of each file of the ConfigMap, by its path in a pod."""
     found = yaml.safe_load((MANIFESTS / "configmap.yaml").read_text())
@@ -276,16 +282,19 @@ def test_slurm_starts_torchrun_on_every_node(tmp_path, manifest):
 @pytest.mark.parametrize(
     ("own", "added"),
     [
-        ({}, {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "CONFIG"}),
-        ({"SM_PROFILER_AUTO": "0"}, {"SM_PROFILER_CONFIG": "CONFIG"}),
-        ({"SM_PROFILER_AUTO": "", "SM_PROFILER_CONFIG": "{}"}, {}),
+        ({}, {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "CONFIG", "SM_PROFILER_DELETE_UPLOADED": "1"}),
+        ({"SM_PROFILER_AUTO": "0"}, {"SM_PROFILER_CONFIG": "CONFIG", "SM_PROFILER_DELETE_UPLOADED": "1"}),
+        ({"SM_PROFILER_AUTO": "", "SM_PROFILER_CONFIG": "{}", "SM_PROFILER_DELETE_UPLOADED": "0"}, {}),
     ],
 )
 def test_the_task_prolog_profiles_each_job_that_does_not_opt_out(tmp_path, own, added):
     script, config = (MANIFESTS / "task_prolog.sh").read_text(), tmp_path / "sm-profiler.json"
     assert script in (ROOT / "docs/elsewhere/slurm.md").read_text()
     prolog = tmp_path / "prolog.sh"
-    prolog.write_text(script.replace("/shared/sm-profiler.json", str(config)))
+    targets = tmp_path / "targets"
+    prolog.write_text(
+        script.replace("/shared/sm-profiler.json", str(config)).replace("/shared/sm-profiler-targets", str(targets))
+    )
 
     def exported():
         command = ["bash", str(prolog)]
@@ -297,7 +306,12 @@ def test_the_task_prolog_profiles_each_job_that_does_not_opt_out(tmp_path, own, 
 
     assert exported() == {}  # without a configuration each Python process would report that the hook is off
     config.write_text("{}")
-    assert exported() == {name: value.replace("CONFIG", str(config)) for name, value in added.items()}
+    expected = {name: value.replace("CONFIG", str(config)) for name, value in added.items()}
+    assert exported() == expected
+    targets.mkdir()
+    metrics = {"PORT": "9400", "ADDRESS": "0.0.0.0", "TARGETS": str(targets)}
+    assert exported() == expected | {f"SM_PROFILER_METRICS_{name}": value for name, value in metrics.items()}
+    assert not misspelt(exported())
 
 
 def test_the_pytorchjob_is_valid_and_its_containers_profile():
@@ -396,6 +410,7 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     assert volumes[mounts["/etc/podinfo"]]["downwardAPI"]["items"][0]["path"] == "labels"
     assert volumes[mounts["/etc/sm-profiler"]]["configMap"] == {"name": "sm-profiler", "optional": True}
     values = {one["name"]: one.get("value", "1") for one in container["env"]}
+    assert 2 * LOCAL_MAX.read(values) <= bytes_of(volumes[mounts["/opt/ml/output"]]["emptyDir"]["sizeLimit"])
     assert values["SM_PROFILER_CONFIG"] in configuration()  # a file: text in a variable stays while a job runs
     values |= {"PET_NODE_RANK": "1", "PET_NNODES": "2"}
     check_variables(values, "algo-2")
@@ -404,6 +419,11 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     (port,) = container["ports"]
     assert (endpoint["port"], str(port["containerPort"])) == (port["name"], values["SM_PROFILER_METRICS_PORT"])
     assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    if name == "trainjob":  # its runtime is of all users
+        job = list(yaml.safe_load_all((MANIFESTS / "trainjob.yaml").read_text()))[-1]
+        assert {one["name"] for one in job["spec"]["trainer"]["env"]} == {USER.name, ACCOUNT.name}
+    else:
+        assert {"team", "owner"} <= pod["metadata"]["labels"].keys()
 
 
 def test_a_policy_profiles_all_pods_of_a_namespace():
@@ -423,6 +443,16 @@ def test_a_policy_profiles_all_pods_of_a_namespace():
     values = dict(re.findall(r'"name": "(\w+)",\s*"value": "([^"]+)"', written["env"]))
     assert values["SM_PROFILER_CONFIG"] in configuration()
     assert f'["{Path(values["SM_PROFILER_CONFIG"]).parent}"]' in applied
+    assert not misspelt(values)
+    local = json.loads(configuration()[values["SM_PROFILER_CONFIG"]])["ProfilingParameters"]["LocalPath"]
+    assert f'["{local}"]' in applied  # a volume with a limit, not the container's own layer
+    assert DELETE_UPLOADED.read(values) is True
+    assert 2 * LOCAL_MAX.read(values) <= bytes_of(re.search(r'sizeLimit: "(\w+)"', applied)[1])
+    monitor = yaml.safe_load((MANIFESTS / "podmonitor.yaml").read_text())["spec"]
+    assert json.dumps(monitor["selector"]["matchLabels"]) in applied
+    assert f'name: "{monitor["podMetricsEndpoints"][0]["port"]}", containerPort: port' in applied
+    assert str([METRICS_PORT.read(values)]) in written["port"]
+    assert METRICS_ADDRESS.read(values) == "0.0.0.0"
     check_variables({**values, "TRAINING_JOB_NAME": "given", "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
     assert "examples/elsewhere/profile_all.yaml" in (ROOT / "docs/elsewhere/rollout.md").read_text()
 

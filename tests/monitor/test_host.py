@@ -4,7 +4,9 @@ import socket
 
 import pytest
 
-from sm_profiler.identity import host_id
+from sm_profiler.container import Resources
+from sm_profiler.identity import INSTANCE_TYPE, host_id, instance_type
+from sm_profiler.monitor.sampler import Identity
 
 
 @pytest.fixture
@@ -30,6 +32,26 @@ def test_without_it_one_of_the_gpus_identifies_the_machine(machine):
         folder.mkdir(parents=True)
         (folder / "information").write_bytes(f"Model: A100\nGPU UUID: \t {name}\n\xff".encode("latin-1"))
     assert identity(machine) == "GPU-aaaaaaaa-2"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "found"),
+    [
+        ("Amazon EC2", "p4d.24xlarge", "p4d.24xlarge"), ("Amazon EC2", "u-6tb1.metal", "u-6tb1.metal"),
+        ("Xen", "HVM domU", ""), ("Dell Inc.", "a.b", ""), ("Amazon EC2", "../..", ""),
+    ],
+)  # fmt: skip
+def test_the_firmware_names_the_type_of_an_instance(machine, vendor, product, found):
+    assert instance_type(machine / "dmi") == ""
+    (machine / "dmi/sys_vendor").write_text(f"{vendor}\n")
+    (machine / "dmi/product_name").write_text(f"{product}\n")
+    assert instance_type(machine / "dmi") == found
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "g5.xlarge"), ("p5.48xlarge", "p5.48xlarge")])
+def test_the_given_type_comes_before_that_of_the_firmware(given, found):
+    source = Identity(dict, str, lambda: Resources(instance_type=given), lambda: "g5.xlarge")
+    assert {row.name: row.dimension for row in source.measure(0.0)} == {INSTANCE_TYPE: found}
 
 
 BOOT = "0d5b8a3e-6a5c-4c1f-9a63-0c8a4a8e7f10"

@@ -86,12 +86,12 @@ def test_prometheus_reads_every_metric():
     assert all(sample.labels["node"] == "algo-1" for family in found.values() for sample in family.samples)
 
 
-def test_every_series_names_job_host_and_user():
-    labels = job_labels("", {"SLURM_JOB_NAME": "resnet", "SLURM_JOB_ID": "7", "SLURM_JOB_USER": "anna", "SLURMD_NODENAME": "gpu-17"})  # fmt: skip
+def test_every_series_names_job_host_user_and_account():
+    labels = job_labels("", {"SLURM_JOB_NAME": "resnet", "SLURM_JOB_ID": "7", "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "nlp", "SLURMD_NODENAME": "gpu-17"})  # fmt: skip
     board = Board("algo-1", Clock(), Counted(Progress(hanging=True, step_s=0.5, wait_share=0.1, samples=64.0)), labels)
     board.update(rows())
     found = families(render(board.values()))
-    named = {"training_job": "resnet-7", "host": "gpu-17", "user": "anna", "node": "algo-1"}
+    named = {"training_job": "resnet-7", "host": "gpu-17", "user": "anna", "account": "nlp", "node": "algo-1"}
     for family in found.values():
         for sample in family.samples:
             assert named.items() <= sample.labels.items(), family.name
@@ -388,11 +388,11 @@ def test_opentelemetrys_sdk_reads_every_metric(tmp_path):
 
 
 def test_otlp_names_the_machine_and_the_job():
-    labels = (("training_job", "a"), ("host", "gpu-17"), ("user", "anna"))
+    labels = (("training_job", "a"), ("host", "gpu-17"), ("user", "anna"), ("account", "nlp"))
     reader = InMemoryMetricReader()
     provider = start_telemetry(Board("algo-1", Clock(), None, labels), reader=reader)
     (resource,) = reader.get_metrics_data().resource_metrics
-    named = {"host.name": "gpu-17", "sm_profiler.job": "a", "user.name": "anna"}
+    named = {"host.name": "gpu-17", "sm_profiler.job": "a", "user.name": "anna", "sm_profiler.account": "nlp"}
     assert named.items() <= dict(resource.resource.attributes).items()
     provider.shutdown()
 
@@ -557,8 +557,19 @@ def test_examples_keep_jobs_apart():
         assert expression.count('{training_job=~"$training_job", host=~"$host"}') == metrics > 0
         assert " by (" not in expression or " by (training_job" in expression
     assert "== 0" in alerts["TrainingStopped"]
-    assert "sum by (training_job, user) (sm_profiler_steps_total) > 0" in alerts["TrainingStopped"]  # else: not started
+    assert (
+        "sum by (training_job, user, account) (sm_profiler_steps_total) > 0" in alerts["TrainingStopped"]
+    )  # else: not started
     assert "== 0" in alerts["TrainingNotStarted"]
+    (steps,) = [expression for expression in panels if "sm_profiler_steps_total" in expression]
+    assert steps.startswith("max by (training_job, mode) (rate(")  # all ranks make the same steps
+
+
+def test_the_dashboard_chooses_jobs_by_account_and_user():
+    board = json.loads((ROOT / "examples/monitoring/grafana-dashboard.json").read_text())
+    chosen = {one["name"]: one["query"] for one in board["templating"]["list"] if one["type"] == "query"}
+    assert list(chosen) == ["account", "user", "training_job", "host"]
+    assert '{account=~"$account", user=~"$user"}' in chosen["training_job"]
 
 
 def test_alerts_have_what_prometheus_requires():

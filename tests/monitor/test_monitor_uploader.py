@@ -378,7 +378,11 @@ def test_an_overloaded_destination_counts_as_reached(tmp_path, bucket, clock, er
 def test_an_unusable_destination_is_reported_at_once(tmp_path, bucket, clock, caplog):
     up = uploader(tmp_path, bucket, clock)
     assert up.check()
-    bucket.refuse = lambda _key: SourceError("s3://bucket/job: the bucket does not exist")
+    bucket.refuse = lambda key: SourceError(f"s3://bucket/job/{key}: the bucket does not exist")
     with caplog.at_level(logging.WARNING):
         assert not up.check()
-    assert "the bucket does not exist" in caplog.text
+        bucket.refuse = lambda _key: SourceError("s3://bucket: the bucket does not exist")  # as a write says it
+        write(tmp_path, TRACE)
+        up.upload_new()
+    assert up.failures
+    assert caplog.messages == ["sm-profiler: upload failed, retrying: s3://bucket/job: the bucket does not exist"]
