@@ -89,6 +89,7 @@ class FleetJob:
         hyperparameters: those of its user; none that look like a secret.
         account, namespace: whose budget or part of the cluster it uses; "" if unknown.
         tuning_job: the hyperparameter tuning job whose trial it is; "" if it is none's.
+        job_name, job_id: what its launcher calls it, such as Slurm; "" if unknown.
         tags: its tags; of a pod, its labels.
         stem: its name without times, numbers and random endings.
         week: ISO week of its start, `2026-W47`; "" if unknown.
@@ -149,6 +150,8 @@ class FleetJob:
     account: str = ""
     namespace: str = ""
     tuning_job: str = ""
+    job_name: str = ""
+    job_id: str = ""
     tags: dict[str, str] = attrs.field(factory=dict)
     stem: str = ""
     week: str = ""
@@ -188,6 +191,11 @@ class FleetJob:
     between_attempts_s: float = 0.0
     interrupted_usd: float | None = None
     failed_usd: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name, and what its launcher calls it, if that is another one."""
+        return f"{self.name} ({self.job_name})" if self.job_name not in ("", self.name) else self.name
 
     @property
     def instance_hours(self) -> float:
@@ -367,7 +375,7 @@ class Regression:
         job: its place in `Fleet.jobs`.
         name: its name.
         before: names of the predecessors, the newest first.
-        same: what they have in common: `name`, `tag …`, `image` (one of the account's own), or `script and hyperparameters`.
+        same: what they have in common: `job name and user`, `name`, `tag …`, `image` (one of the account's own), or `script and hyperparameters`.
         step_ms_before, step_ms: median of the predecessors, and this job's.
         change: increase, 0.25 for a quarter longer.
         spread: usual deviation of the predecessors from their median, as a share of it.

@@ -145,6 +145,8 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
+        job_name=owner.get("job", ""),
+        job_id=owner.get("job_id", ""),
         tags=dict(list((labels | row.tags).items())[: MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),

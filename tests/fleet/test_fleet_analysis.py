@@ -79,6 +79,45 @@ def test_a_regression_is_found_with_what_changed():
     assert found.usd == pytest.approx(2 * PRICE * (1 - 101 / 150))
 
 
+def on_slurm(number, who, step_ms, **options):
+    report = report_json(f"slurm-{number}", step_ms=step_ms, start=START_S + number * DAY, identity=who, **options)
+    return priced(report)
+
+
+def of_users(*, job=True):
+    """Return jobs of two users, of which the second one's model is larger, all with the name that a task prolog gives."""
+    users = [("anna", "bert", 100.0)] * 5 + [("ben", "vit", 300.0)]
+    return [
+        on_slurm(1000 + place, {"user": user} | ({"job": name} if job else {}), step)
+        for place, (user, name, step) in enumerate(users)
+    ]
+
+
+@pytest.mark.parametrize("job", [True, False])
+def test_jobs_with_the_name_of_slurms_number_are_not_compared_with_those_of_others(job):
+    assert assemble(of_users(job=job)).regressions == ()
+
+
+def test_two_users_may_choose_the_same_name_for_different_jobs():
+    own = [on_slurm(1000 + place, {"user": "anna", "job": "train"}, 100.0) for place in range(5)]
+    assert assemble([*own, on_slurm(1005, {"user": "ben", "job": "train"}, 300.0)]).regressions == ()
+
+
+def test_jobs_that_slurm_names_alike_are_compared():
+    own = [on_slurm(1000 + place, {"user": "anna", "job": "bert"}, 100.0) for place in range(5)]
+    (found,) = assemble([*own, on_slurm(1005, {"user": "anna", "job": "bert"}, 300.0)]).regressions
+    assert (found.name, found.same) == ("slurm-1005", "job name and user")
+    assert found.sentence.startswith("slurm-1005 (bert): steps take")
+
+
+def test_a_machine_on_which_another_users_jobs_run_is_not_slow():
+    jobs = [
+        on_slurm(1000 + n, {"user": f"u{n % 5}", "job": "train"}, 140.0 if n % 5 == 3 else 100.0, hosts=[f"i-{n % 5}"])
+        for n in range(100)
+    ]
+    assert assemble(jobs).hosts == ()
+
+
 PUBLIC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
 OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1"
 NAMES = ("input", "fast", "crash", "spot", "fraud", "churn")
