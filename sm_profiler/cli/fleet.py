@@ -62,7 +62,7 @@ def add_fleet(parser: ArgumentParser) -> None:
         "--group-by",
         metavar="KEYS",
         type=_keys,
-        help="user, account, namespace, image, instance-type, git, host, tuning-job, or names of tags or labels, separated by commas "
+        help="user, account, namespace, image, instance-type, git, host, job, tuning-job, or names of tags or labels, separated by commas "
         "(default: the first six)",
     )
     add_executor(parser, default="local")
@@ -101,7 +101,7 @@ def run_fleet(options: Namespace) -> int:
     )
     write_fleet(fleet, options.out)
     say(f"{printable(options.out.rstrip('/'))}/{HTML}")
-    print(summary(fleet), flush=True)
+    print(summary(fleet, options.group_by or ()), flush=True)
     if not fleet.totals.jobs:
         checks = [
             text for text, given in (

@@ -66,7 +66,7 @@ ATTRIBUTES = {  # key → of a row
     "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
     "git": "git",
 }  # fmt: skip
-ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
+ON_REQUEST = {"tuning-job": "tuning_job", "job": "job_name"}  # keys that most jobs have no value for
 HOST = "host"
 TAG = "tag:"
 

@@ -86,7 +86,7 @@ def build_fleet(
         sources: folders and s3:// URIs that hold profiles or reports at any depth, and `account:REGION`.
         since: leave out jobs that started before; seconds since the epoch.
         tags: leave out jobs without these tags.
-        group_by: keys of groups: user, account, namespace, image, instance-type, git, host, tuning-job, or the name of a tag.
+        group_by: keys of groups: user, account, namespace, image, instance-type, git, host, job, tuning-job, or the name of a tag.
         executor: judges jobs from their profiles; see `executors.open_pool`.
         index: where rows are kept for the next time; None: nowhere.
         prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.

@@ -79,7 +79,7 @@ class FleetJob:
         lost_records: records of its profile that could not be read.
         arn: its ARN; "" unless it comes from an account.
         status: Completed, Failed, Stopped, InProgress, Stopping; "" if unknown.
-        failure: reason of the failure, in one line.
+        failure: why it failed or was stopped, in one line.
         created, started, ended: seconds since the epoch.
         instance_type, instances: what it ran on; the number is 1 if unknown.
         types: type → number of instances, if there are several types.
