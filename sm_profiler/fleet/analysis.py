@@ -165,6 +165,31 @@ def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
     )  # fmt: skip
 
 
+def shared_machines(jobs: Sequence[FleetJob]) -> tuple[float, tuple[FleetJob, ...]]:
+    """Return the hours of machines that are counted more than once, and the jobs that ran beside another on a machine.
+
+    A job whose attempts waited for a machine is left out: when it held none is not known.
+    """
+    held: dict[
+        str, list[tuple[float, int, int]]
+    ] = {}  # machine → times at which a job begins (1) or ends (-1), and its place
+    for place, job in enumerate(jobs):
+        end = job.ended or ((job.started or 0.0) + (job.billable_s or 0.0))
+        if job.billed_by == "profile" and job.started and end > job.started and not job.between_attempts_s:
+            for host in {node.host for node in job.nodes if node.host}:
+                held.setdefault(host, []).extend([(job.started, 1, place), (end, -1, place)])
+    again, beside = 0.0, set[int]()
+    for times in held.values():
+        running, before = set[int](), 0.0
+        for moment, change, place in sorted(times):  # at the same time, ends come first
+            if len(running) > 1 and moment > before:
+                again += (len(running) - 1) * (moment - before)
+                beside |= running
+            before = moment
+            running = running | {place} if change > 0 else running - {place}
+    return again / 3600, tuple(jobs[place] for place in sorted(beside))
+
+
 def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
     """Return the regressions, the most expensive first; of several slow jobs in a row, the first one."""
     index = {id(job): place for place, job in enumerate(jobs)}

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
-from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, value_of
+from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, shared_machines, value_of
 from sm_profiler.fleet.finding import (
     DATASET,
     IndexCandidate,
@@ -37,6 +37,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
+from sm_profiler.fleet.wording import hours
 from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
@@ -185,6 +186,13 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
         share = largest.instance_hours / whole if whole else 0.0
         if share > LARGE:
             yield f"{percent(share)} of all machine time is that of {largest.name}, by nothing but its own profile."
+    again, beside = shared_machines(rows)
+    if beside:
+        first = " and ".join(row.title for row in beside[:2])
+        yield (
+            f"Counted more than once: {hours(again)} of machines on which {plural(len(beside), 'job')} ran beside others, such as "
+            f"{first}. Each has the whole machine's time."
+        )
     unknown = sum(not row.instance_type for row in others)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least
+from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least, shared_machines
 from sm_profiler.fleet.finding import stem_of
 from sm_profiler.report.prices import Prices, built_in
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
@@ -393,3 +393,18 @@ def test_what_the_service_bills_has_no_gap():
     report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": 72.0}
     job = priced(report, description("a", billable=84, training=84))
     assert (job.billable_s, job.between_attempts_s, job.losses[0].seconds) == (84.0, 0.0, 72.0)
+
+
+def test_time_of_a_machine_that_several_jobs_have_is_counted_more_than_once():
+    def job(name, begin, hours, host="gpu-1", **options):
+        return priced(report_json(name, duration=hours * HOUR, start=START_S + begin * HOUR, hosts=(host,), **options))
+
+    alone = [job("a", 0, 2), job("after", 2, 1), job("elsewhere", 0, 3, "gpu-2"), job("unknown", 0, 3, "")]
+    assert shared_machines(alone) == (0.0, ())
+    requeued = job("requeued", 0, 2, between_attempts_s=HOUR)
+    again, beside = shared_machines([*alone, requeued, job("b", 1, 1.5), job("c", 1.5, 0.25)])
+    assert again == pytest.approx(1.5 + 0.25)
+    assert [one.name for one in beside] == ["a", "after", "b", "c"]
+    both = priced(report_json("two nodes", duration=HOUR, hosts=("gpu-1", "gpu-1")))
+    assert shared_machines([both]) == (0.0, ())
+    assert shared_machines([priced(report_json("x"), description("x")), priced(report_json("y"))]) == (0.0, ())
