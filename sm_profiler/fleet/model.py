@@ -96,7 +96,7 @@ class FleetJob:
         groups: key of --group-by → its value.
         billable_s: seconds that are billed for each instance.
         training_s: seconds of training as the service counts them, of which spot instances bill a part; None if unknown.
-        billed_by: origin of `billable_s`: `billable time`, `training time` or `profile`; "" if unknown.
+        billed_by: origin of `billable_s`: `billable time`, `training time`, `profile` or `scheduler`; "" if unknown.
         price: dollars an hour of one instance.
         price_from: origin of the price.
         bill_usd: price times hours times instances.
@@ -124,6 +124,7 @@ class FleetJob:
             service: wall time, which is in no other number.
         interrupted_usd: price of the rest of that downtime.
         failed_usd: the bill of a job that failed.
+        listed_only: only the scheduler's list has it: it left no profile.
     """
 
     name: str
@@ -191,6 +192,7 @@ class FleetJob:
     between_attempts_s: float = 0.0
     interrupted_usd: float | None = None
     failed_usd: float | None = None
+    listed_only: bool = False
 
     @property
     def title(self) -> str:
@@ -215,6 +217,8 @@ class FleetJob:
     @property
     def is_judged(self) -> bool:
         """True if a verdict states what of its time was lost, or all of it was: the job failed."""
+        if self.listed_only:
+            return False
         return self.status == "Failed" or (bool(self.judged) and self.verdict not in ("", "INCONCLUSIVE"))
 
     @property

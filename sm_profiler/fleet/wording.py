@@ -68,6 +68,8 @@ def label(cause: str) -> str:
 
 def result(job: FleetJob) -> str:
     """Return the result in a job's row: what the service reports of it, else the verdict."""
+    if job.listed_only:
+        return "No profile"
     if job.status == "Failed":
         return label(FAILURE)
     if job.label or job.verdict:

@@ -274,7 +274,7 @@ def test_the_launchers_name_of_a_job_is_shown_and_found():
     assert "Job name" not in render_html(assemble([of_slurm(identity={})]))
 
 
-def test_groups_that_were_asked_for_are_in_the_terminal():
+def test_requested_groups_are_in_the_terminal():
     fleet = assemble([of_slurm()], group_by=("user", "account"))
     lines = summary(fleet, ("user", "account")).splitlines()
     assert "By user" in lines
