@@ -6,11 +6,13 @@ import argparse
 import re
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.cli.main import BAD, DONE, add_executor, add_prices, read_json
+from sm_profiler.errors import ConfigError
 from sm_profiler.formatting import percent
 from sm_profiler.printable import printable, say
 
@@ -62,8 +64,13 @@ def add_fleet(parser: ArgumentParser) -> None:
         "--group-by",
         metavar="KEYS",
         type=_keys,
-        help="user, account, namespace, image, instance-type, git, host, tuning-job, or names of tags or labels, separated by commas "
+        help="user, account, namespace, image, instance-type, git, host, job, tuning-job, or names of tags or labels, separated by commas "
         "(default: the first six)",
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="FILE",
+        help="the scheduler's list of jobs, written by sacct -X -P -o JobIDRaw,JobName,User,State,Start,Elapsed; those without a profile count as not judged",
     )
     add_executor(parser, default="local")
     parser.add_argument(
@@ -87,6 +94,7 @@ def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
     from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
+    from sm_profiler.fleet.scheduler import read_listed
     from sm_profiler.fleet.wording import none_of, summary
     from sm_profiler.storage import open_storage
 
@@ -95,13 +103,14 @@ def run_fleet(options: Namespace) -> int:
         since=options.since,
         tags=dict(options.tag),
         group_by=options.group_by or GROUP_BY,
+        listed=None if options.jobs is None else read_listed(_text_of(options.jobs)),
         executor=options.executor,
         index=open_storage(options.index or options.out),
         prices=prices,
     )
     write_fleet(fleet, options.out)
     say(f"{printable(options.out.rstrip('/'))}/{HTML}")
-    print(summary(fleet), flush=True)
+    print(summary(fleet, options.group_by or ()), flush=True)
     if not fleet.totals.jobs:
         checks = [
             text for text, given in (
@@ -115,7 +124,19 @@ def run_fleet(options: Namespace) -> int:
             say(f"{sources}: {none_of(fleet)}")
         else:
             say(f"there are no jobs in {sources}. To do: check {', '.join(checks)}")
+    in_folders = not all(source.startswith("account:") for source in options.sources)
+    if in_folders and options.jobs is None and any(condition.name == "coverage" for condition in options.fail_on):
+        say(
+            "coverage is that of jobs with a profile: folders show no others. To do: give the scheduler's list with --jobs"
+        )
     return _checked(options.fail_on, fleet.totals)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _since(text: str) -> float:

@@ -12,6 +12,7 @@ from statistics import median
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.fleet.finding import stem_of
 from sm_profiler.fleet.model import (
     LEAST_BILL_USD,
     STAGES,
@@ -43,13 +44,14 @@ PREDECESSORS = Threshold(3, "jobs at least; fewer have no spread")
 MOST_PREDECESSORS = Threshold(10, "jobs; older ones ran other code")
 NEW_NORMAL = Threshold(5, "slower jobs in a row; from then on they are what the next ones are compared with")
 MOST_NAMES = 20
-SCRIPT = "script and hyperparameters"  # what jobs have in common
+LAUNCHED, SCRIPT = "job name and user", "script and hyperparameters"  # what jobs have in common
 
 NORMAL = 1.4826  # of a median deviation, for the standard deviation of a normal distribution
 LINEAGE_TAGS = ("model", "experiment", "project", "pipeline", "job-family")  # tags that name what a job trains
 COMPARED = ("git", "image", "script", "loader_workers", "user", "spot")
 HYPERPARAMETER = "hyperparameter "
 MOST_CHANGES = 5  # in a sentence
+_LAUNCHERS_NUMBER = re.compile(r"(?:slurm[-_.]?)?[0-9]+(?:[-_.][0-9]+)*")
 _IMAGE_ACCOUNT = re.compile(r"([0-9]{12})\.dkr\.ecr\.")
 _ARN_ACCOUNT = re.compile(r"arn:[^:]+:sagemaker:[^:]*:([0-9]{12}):")
 
@@ -64,7 +66,7 @@ ATTRIBUTES = {  # key → of a row
     "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
     "git": "git",
 }  # fmt: skip
-ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
+ON_REQUEST = {"tuning-job": "tuning_job", "job": "job_name"}  # keys that most jobs have no value for
 HOST = "host"
 TAG = "tag:"
 
@@ -116,8 +118,9 @@ def _add_peers(jobs: Sequence[FleetJob], draws: dict[str, list[_Draw]]) -> None:
     """Add the draws of jobs of one node, by their peers on other machines."""
     peers: dict[tuple[str, str], list[tuple[str, float, FleetJob]]] = {}
     for job in jobs:
-        if len(job.nodes) == 1 and job.nodes[0].host and job.step_ms:
-            peers.setdefault((job.stem, job.instance_type), []).append((job.nodes[0].host, job.step_ms, job))
+        name = _lineage(job, LAUNCHED) or _lineage(job, "name")
+        if name and len(job.nodes) == 1 and job.nodes[0].host and job.step_ms:
+            peers.setdefault((name, job.instance_type), []).append((job.nodes[0].host, job.step_ms, job))
     for some in peers.values():
         by_host: dict[str, list[float]] = {}
         for host, step, _ in some:
@@ -162,6 +165,31 @@ def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
     )  # fmt: skip
 
 
+def shared_machines(jobs: Sequence[FleetJob]) -> tuple[float, tuple[FleetJob, ...]]:
+    """Return the hours of machines that are counted more than once, and the jobs that ran beside another on a machine.
+
+    A job whose attempts waited for a machine is left out: when it held none is not known.
+    """
+    held: dict[
+        str, list[tuple[float, int, int]]
+    ] = {}  # machine → times at which a job begins (1) or ends (-1), and its place
+    for place, job in enumerate(jobs):
+        end = job.ended or ((job.started or 0.0) + (job.billable_s or 0.0))
+        if job.billed_by == "profile" and job.started and end > job.started and not job.between_attempts_s:
+            for host in {node.host for node in job.nodes if node.host}:
+                held.setdefault(host, []).extend([(job.started, 1, place), (end, -1, place)])
+    again, beside = 0.0, set[int]()
+    for times in held.values():
+        running, before = set[int](), 0.0
+        for moment, change, place in sorted(times):  # at the same time, ends come first
+            if len(running) > 1 and moment > before:
+                again += (len(running) - 1) * (moment - before)
+                beside |= running
+            before = moment
+            running = running | {place} if change > 0 else running - {place}
+    return again / 3600, tuple(jobs[place] for place in sorted(beside))
+
+
 def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
     """Return the regressions, the most expensive first; of several slow jobs in a row, the first one."""
     index = {id(job): place for place, job in enumerate(jobs)}
@@ -187,9 +215,9 @@ def _is_comparable(job: FleetJob) -> bool:
 
 
 def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:
-    """Yield the jobs that train the same: by name first, then by tag, then by image, then by script."""
+    """Yield the jobs that train the same: by name first (the launcher's or their own), then by tag, image, script."""
     taken: set[int] = set()
-    for same in ("name", *(f"tag {tag}" for tag in LINEAGE_TAGS), "image", SCRIPT):
+    for same in (LAUNCHED, "name", *(f"tag {tag}" for tag in LINEAGE_TAGS), "image", SCRIPT):
         by_key: dict[tuple[str, str, int], list[FleetJob]] = {}
         for job in jobs:
             if id(job) not in taken and (key := _lineage(job, same)):
@@ -202,8 +230,11 @@ def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:
 
 def _lineage(job: FleetJob, same: str) -> str:
     """Return what a job has in common with its predecessors; "" if it has nothing of that kind."""
+    if same == LAUNCHED:  # users choose the same names; in an interactive job, all profiles have that job's name
+        own = "" if _LAUNCHERS_NUMBER.fullmatch(job.name) else job.stem
+        return repr((stem_of(job.job_name), own, job.user, job.script)) if job.job_name else ""
     if same == "name":
-        return job.stem
+        return "" if job.job_name or _LAUNCHERS_NUMBER.fullmatch(job.name) else job.stem
     if same == "image":
         return job.image if ":" in job.image and _is_own_image(job) else ""  # with a tag or a digest
     if same == SCRIPT:
@@ -280,7 +311,7 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
     what = ", ".join(shown[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
     others = f" and {later} later job{'s' if later > 1 else ''}" if later else ""
     text = (
-        f"{job.name}{others}: steps take {now:.3g} ms, {percent(change)} longer than the {slow.usual:.3g} ms of the "
+        f"{job.title}{others}: steps take {now:.3g} ms, {percent(change)} longer than the {slow.usual:.3g} ms of the "
         f"{len(slow.before)} jobs before (same {same}). " + (f"Changed: {what}." if what else "No known change.")
     )
     return Regression(

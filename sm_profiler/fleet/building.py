@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler._version import __version__
-from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
-from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, value_of
+from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, shared_machines, value_of
 from sm_profiler.fleet.finding import (
     DATASET,
     IndexCandidate,
@@ -37,6 +37,8 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
+from sm_profiler.fleet.scheduler import without_profile
+from sm_profiler.fleet.wording import hours
 from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
@@ -74,6 +76,7 @@ def build_fleet(
     since: float | None = None,
     tags: Mapping[str, str] | None = None,
     group_by: Sequence[str] = GROUP_BY,
+    listed: Sequence[FleetJob] | None = None,
     executor: str | Executor = "local",
     index: Storage | None = None,
     prices: Mapping[str, object] | None = None,
@@ -86,7 +89,8 @@ def build_fleet(
         sources: folders and s3:// URIs that hold profiles or reports at any depth, and `account:REGION`.
         since: leave out jobs that started before; seconds since the epoch.
         tags: leave out jobs without these tags.
-        group_by: keys of groups: user, account, namespace, image, instance-type, git, host, tuning-job, or the name of a tag.
+        group_by: keys of groups: user, account, namespace, image, instance-type, git, host, job, tuning-job, or the name of a tag.
+        listed: jobs of the scheduler, see `scheduler.read_listed`; those without a profile count as not judged. None: unknown.
         executor: judges jobs from their profiles; see `executors.open_pool`.
         index: where rows are kept for the next time; None: nowhere.
         prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.
@@ -109,6 +113,10 @@ def build_fleet(
         raise
     run.finish()
     once = _once(run.rows)
+    missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
+    if since is not None and any(job.started is None for job in missing):
+        raise ConfigError("--since needs the column Start in the list of jobs")
+    once += missing
     shown_jobs = [row for row in once if _is_shown(row, since, tags)]
     rows = [with_bill(row, table) for row in shown_jobs if not _is_no_training(row)]
     notes = [*run.notes, *_notes(rows, table)]
@@ -117,9 +125,11 @@ def build_fleet(
             f"Left out, as no training: {plural(brief, 'profile')} without a step and of {BRIEF:g} s at most, such as of a check "
             "that only imports a framework."
         )
+    if listed is not None:
+        notes += _listed_only([row for row in rows if row.listed_only], len(listed))
     if tuple(group_by) != GROUP_BY:
         notes += _groupless(rows, group_by)
-    if twice := len(run.rows) - len(once):
+    if twice := len(run.rows) + len(missing) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
         rows,
@@ -185,9 +195,27 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
         share = largest.instance_hours / whole if whole else 0.0
         if share > LARGE:
             yield f"{percent(share)} of all machine time is that of {largest.name}, by nothing but its own profile."
+    again, beside = shared_machines(rows)
+    if beside:
+        first = " and ".join(row.title for row in beside[:2])
+        yield (
+            f"Counted more than once: {hours(again)} of machines on which {plural(len(beside), 'job')} ran beside others, such as "
+            f"{first}. Each has the whole machine's time."
+        )
     unknown = sum(not row.instance_type for row in others)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
+
+
+def _listed_only(rows: Sequence[FleetJob], count: int) -> Iterator[str]:
+    """Return a note on the jobs that left no profile."""
+    if rows:
+        first = max(rows, key=lambda row: row.instance_hours)
+        whole = hours(sum(row.instance_hours for row in rows))
+        yield (
+            f"Without a profile, of the {plural(count, 'job')} in the scheduler's list: {len(rows):,} with {whole} of machines, "
+            f"such as {first.title}{' of ' + first.user if first.user else ''}."
+        )
 
 
 def _groupless(rows: Sequence[FleetJob], group_by: Iterable[str]) -> Iterator[str]:

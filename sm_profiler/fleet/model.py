@@ -79,7 +79,7 @@ class FleetJob:
         lost_records: records of its profile that could not be read.
         arn: its ARN; "" unless it comes from an account.
         status: Completed, Failed, Stopped, InProgress, Stopping; "" if unknown.
-        failure: reason of the failure, in one line.
+        failure: why it failed or was stopped, in one line.
         created, started, ended: seconds since the epoch.
         instance_type, instances: what it ran on; the number is 1 if unknown.
         types: type → number of instances, if there are several types.
@@ -89,13 +89,14 @@ class FleetJob:
         hyperparameters: those of its user; none that look like a secret.
         account, namespace: whose budget or part of the cluster it uses; "" if unknown.
         tuning_job: the hyperparameter tuning job whose trial it is; "" if it is none's.
+        job_name, job_id: what its launcher calls it, such as Slurm; "" if unknown.
         tags: its tags; of a pod, its labels.
         stem: its name without times, numbers and random endings.
         week: ISO week of its start, `2026-W47`; "" if unknown.
         groups: key of --group-by → its value.
         billable_s: seconds that are billed for each instance.
         training_s: seconds of training as the service counts them, of which spot instances bill a part; None if unknown.
-        billed_by: origin of `billable_s`: `billable time`, `training time` or `profile`; "" if unknown.
+        billed_by: origin of `billable_s`: `billable time`, `training time`, `profile` or `scheduler`; "" if unknown.
         price: dollars an hour of one instance.
         price_from: origin of the price.
         bill_usd: price times hours times instances.
@@ -123,6 +124,7 @@ class FleetJob:
             service: wall time, which is in no other number.
         interrupted_usd: price of the rest of that downtime.
         failed_usd: the bill of a job that failed.
+        listed_only: only the scheduler's list has it: it left no profile.
     """
 
     name: str
@@ -149,6 +151,8 @@ class FleetJob:
     account: str = ""
     namespace: str = ""
     tuning_job: str = ""
+    job_name: str = ""
+    job_id: str = ""
     tags: dict[str, str] = attrs.field(factory=dict)
     stem: str = ""
     week: str = ""
@@ -188,6 +192,12 @@ class FleetJob:
     between_attempts_s: float = 0.0
     interrupted_usd: float | None = None
     failed_usd: float | None = None
+    listed_only: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name, and what its launcher calls it, if that is another one."""
+        return f"{self.name} ({self.job_name})" if self.job_name not in ("", self.name) else self.name
 
     @property
     def instance_hours(self) -> float:
@@ -207,6 +217,8 @@ class FleetJob:
     @property
     def is_judged(self) -> bool:
         """True if a verdict states what of its time was lost, or all of it was: the job failed."""
+        if self.listed_only:
+            return False
         return self.status == "Failed" or (bool(self.judged) and self.verdict not in ("", "INCONCLUSIVE"))
 
     @property
@@ -367,7 +379,7 @@ class Regression:
         job: its place in `Fleet.jobs`.
         name: its name.
         before: names of the predecessors, the newest first.
-        same: what they have in common: `name`, `tag …`, `image` (one of the account's own), or `script and hyperparameters`.
+        same: what they have in common: `job name and user`, `name`, `tag …`, `image` (one of the account's own), or `script and hyperparameters`.
         step_ms_before, step_ms: median of the predecessors, and this job's.
         change: increase, 0.25 for a quarter longer.
         spread: usual deviation of the predecessors from their median, as a share of it.

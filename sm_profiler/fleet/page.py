@@ -356,30 +356,32 @@ class _Page:
         )  # fmt: skip
 
     def _regressions(self) -> PageTable:
+        fleet = self._fleet
         return cut_table(
             ("Job", "A step takes", "Before", "Change", "What else changed", "What it cost"),
             [
                 (
-                    regression.name, duration(regression.step_ms / 1e3), duration(regression.step_ms_before / 1e3), f"+{percent(regression.change)}",
+                    fleet.jobs[regression.job].title, duration(regression.step_ms / 1e3), duration(regression.step_ms_before / 1e3), f"+{percent(regression.change)}",
                     "; ".join(
                         f"{group_name(key.replace('_', ' '))}: {shorten(group_value(before), 40) or 'none'} to {shorten(group_value(now), 40) or 'none'}"
                         for key, (before, now) in sorted(regression.changed.items())
                     ) or "nothing that is known",
                     money(regression.usd) if regression.usd is not None else "",
                 )
-                for regression in self._fleet.regressions
+                for regression in fleet.regressions
             ],
         )  # fmt: skip
 
     def _failures(self) -> PageTable:
+        fleet = self._fleet
         return cut_table(
             ("Job", "Status", "Reason", "What it cost"),
             [
                 (
-                    failure.name, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
+                    fleet.jobs[failure.job].title, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
                     self._amounts.text(failure.usd, failure.instance_hours),
                 )
-                for failure in self._fleet.failures
+                for failure in fleet.failures
             ],
             MAX_GROUPS,
         )  # fmt: skip
@@ -551,6 +553,7 @@ def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
     kind = "usd" if amounts.priced else "hours"
     return [
         Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),
+        *([Column("job name", "Job name", "text", _launched)] if any(map(_launched, fleet.jobs)) else []),
         Column("started", "Started", "date", _started),
         Column("cause", "Result", "cause", result),
         Column(
@@ -561,8 +564,17 @@ def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
         Column("hours" if amounts.priced else "spent", "Hours", "hours", lambda job: _rounded(job.instance_hours)),
         Column("machine", "Machines", "text", lambda job: shorten(machines(job), 60)),
         Column("status", "Status", "text", lambda job: STATES.get(job.status, shorten(job.status, 30))),
-        *(_by(key) for key in dict.fromkeys(group.key for group in fleet.groups) if key != "instance-type"),
+        *(
+            _by(key)
+            for key in dict.fromkeys(group.key for group in fleet.groups)
+            if key not in {"instance-type", "job"}
+        ),
     ]
+
+
+def _launched(job: FleetJob) -> str:
+    """Return what its launcher calls a job, if that is another name."""
+    return "" if job.job_name == job.name else shorten(job.job_name, NAME)
 
 
 def _by(key: str) -> Column:

@@ -51,7 +51,10 @@ _STATUS = {  # end of a job in report.json → status, as the service names it
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
-_REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
+_REASONS = {
+    OUT_OF_MEMORY: "The job ran out of memory.", KILLED: "The job was killed.", STOPPED: "The job was stopped.",
+    INTERRUPTED: "The job was interrupted.",
+}  # fmt: skip
 
 
 def read_report(data: bytes, now: float | None = None) -> StoredReport:
@@ -141,10 +144,12 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         row,
         name=row.name or safe_name(job.name),
         status=status,
-        failure=safe_sentence(_reason(report, row.failure)) if status == "Failed" else row.failure,
+        failure=safe_sentence(_reason(report, row.failure)) if status in {"Failed", "Stopped"} else row.failure,
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
+        job_name=owner.get("job", ""),
+        job_id=owner.get("job_id", ""),
         tags=dict(list((labels | row.tags).items())[: MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),
@@ -186,7 +191,7 @@ def _explanation(report: StoredReport) -> Finding | None:
 
 
 def _reason(report: StoredReport, described: str) -> str:
-    """Return why a job failed: the rank that began it, its exception with its place, what the service reports, or its end."""
+    """Return why a job failed or was stopped: the rank that began it, its exception with its place, what the service reports, or its end."""
     if explanation := _explanation(report):
         return explanation.headline
     if report.end and report.end.error:

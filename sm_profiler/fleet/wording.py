@@ -10,7 +10,7 @@ from itertools import groupby
 
 import attrs
 
-from sm_profiler.fleet.model import Fleet, FleetJob, TopJob, Totals
+from sm_profiler.fleet.model import Fleet, FleetJob, Group, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
 from sm_profiler.formatting import first_sentences, percent, plural, shorten
 from sm_profiler.printable import cut, printable
@@ -37,6 +37,7 @@ STATES = {
 
 LINES = 3  # of each list; the page has the others
 TOP = 5
+GROUPS = 10  # of a key
 _NAME = 40  # characters
 _REASON = 100
 _STEP = 160
@@ -67,6 +68,8 @@ def label(cause: str) -> str:
 
 def result(job: FleetJob) -> str:
     """Return the result in a job's row: what the service reports of it, else the verdict."""
+    if job.listed_only:
+        return "No profile"
     if job.status == "Failed":
         return label(FAILURE)
     if job.label or job.verdict:
@@ -164,12 +167,16 @@ class Amounts:
         return self.amount(sums.judged_usd, sums.judged_instance_hours)
 
 
-def summary(fleet: Fleet) -> str:
-    """Return the summary: bill, waste by cause, the jobs that lose most with one step each, and what they share."""
-    return "\n".join(_lines(fleet))
+def summary(fleet: Fleet, groups: Sequence[str] = ()) -> str:
+    """Return the summary: bill, waste by cause, the jobs that lose most with one step each, and what they share.
+
+    Args:
+        groups: keys whose groups are written, too.
+    """
+    return "\n".join(_lines(fleet, groups))
 
 
-def _lines(fleet: Fleet) -> Iterator[str]:
+def _lines(fleet: Fleet, keys: Sequence[str]) -> Iterator[str]:
     whole = fleet.totals
     yield _headline(whole) if whole.jobs else none_of(fleet)
     if whole.unreadable:
@@ -187,10 +194,15 @@ def _lines(fleet: Fleet) -> Iterator[str]:
         for cause, amount in sorted(zip(shown, lost, strict=True), key=lambda pair: -pair[1]):
             bar = "\N{FULL BLOCK}" * max(round(_BAR * amount / (max(lost) or 1.0)), 1)
             yield f"  {cause.label:<34.34} {bar:<{_BAR}} {Amounts(in_dollars).format(amount):>12}  {plural(cause.jobs, 'job')}"
+    for key in keys:
+        if groups := [group for group in fleet.groups if group.key == key]:
+            yield ""
+            yield f"By {group_name(key)}"
+            yield from _of_groups(groups, Amounts.of(whole))
     if fleet.top:
         yield ""
         yield "Jobs that waste most, and what to do"
-        yield from _top(fleet.top[:TOP], in_dollars=whole.in_dollars)
+        yield from _top(fleet, fleet.top[:TOP])
     for title, sentences in (
         ("In common", [shared.sentence for shared in fleet.common]),
         ("Slow machines", [host.sentence for host in fleet.hosts]),
@@ -204,9 +216,21 @@ def _lines(fleet: Fleet) -> Iterator[str]:
                 yield f"  and {len(sentences) - LINES:,} more"
 
 
-def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
+def _of_groups(groups: Sequence[Group], amounts: Amounts) -> Iterator[str]:
+    """Write what groups cost and lose, and what of it was judged."""
+    for group in groups[:GROUPS]:
+        sums = group.sums
+        spent, lost = amounts.format(amounts.spent(sums)), amounts.format(amounts.lost(sums))
+        judged = "" if sums.coverage is None else f", {percent(sums.coverage)} judged"
+        name = cut(group_value(group.value), _NAME) or "unknown"
+        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}"
+    if len(groups) > GROUPS:
+        yield f"  and {len(groups) - GROUPS:,} more"
+
+
+def _top(fleet: Fleet, jobs: Sequence[TopJob]) -> Iterator[str]:
     """Write the jobs that lose most, in that order; the beginning of the same advice is shown once, after its first jobs."""
-    in_dollars = in_dollars and all(job.usd is not None for job in jobs)
+    in_dollars = fleet.totals.in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
 
     def lost(job: TopJob) -> float:
@@ -216,7 +240,7 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
     for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, _STEP))):
         for job in some:
             reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
-            yield f"  {amounts.format(lost(job)):>10}  {cut(job.name, _NAME)}: {label(cause)}{reason}"
+            yield f"  {amounts.format(lost(job)):>10}  {cut(fleet.jobs[job.job].title, _NAME)}: {label(cause)}{reason}"
         if step not in shown:
             yield f"  {'':>10}  {step}"
         shown.add(step)

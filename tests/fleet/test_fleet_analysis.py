@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least
+from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least, shared_machines
 from sm_profiler.fleet.finding import stem_of
 from sm_profiler.report.prices import Prices, built_in
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
@@ -77,6 +77,45 @@ def test_a_regression_is_found_with_what_changed():
     assert found.changed == {"git": ("good", "bad")}
     assert found.change == pytest.approx(0.485, abs=0.01)
     assert found.usd == pytest.approx(2 * PRICE * (1 - 101 / 150))
+
+
+def on_slurm(number, who, step_ms, **options):
+    report = report_json(f"slurm-{number}", step_ms=step_ms, start=START_S + number * DAY, identity=who, **options)
+    return priced(report)
+
+
+def of_users(*, job=True):
+    """Return jobs of two users, of which the second one's model is larger, all with the name that a task prolog gives."""
+    users = [("anna", "bert", 100.0)] * 5 + [("ben", "vit", 300.0)]
+    return [
+        on_slurm(1000 + place, {"user": user} | ({"job": name} if job else {}), step)
+        for place, (user, name, step) in enumerate(users)
+    ]
+
+
+@pytest.mark.parametrize("job", [True, False])
+def test_jobs_with_the_name_of_slurms_number_are_not_compared_with_those_of_others(job):
+    assert assemble(of_users(job=job)).regressions == ()
+
+
+def test_two_users_may_choose_the_same_name_for_different_jobs():
+    own = [on_slurm(1000 + place, {"user": "anna", "job": "train"}, 100.0) for place in range(5)]
+    assert assemble([*own, on_slurm(1005, {"user": "ben", "job": "train"}, 300.0)]).regressions == ()
+
+
+def test_jobs_that_slurm_names_alike_are_compared():
+    own = [on_slurm(1000 + place, {"user": "anna", "job": "bert"}, 100.0) for place in range(5)]
+    (found,) = assemble([*own, on_slurm(1005, {"user": "anna", "job": "bert"}, 300.0)]).regressions
+    assert (found.name, found.same) == ("slurm-1005", "job name and user")
+    assert found.sentence.startswith("slurm-1005 (bert): steps take")
+
+
+def test_a_machine_on_which_another_users_jobs_run_is_not_slow():
+    jobs = [
+        on_slurm(1000 + n, {"user": f"u{n % 5}", "job": "train"}, 140.0 if n % 5 == 3 else 100.0, hosts=[f"i-{n % 5}"])
+        for n in range(100)
+    ]
+    assert assemble(jobs).hosts == ()
 
 
 PUBLIC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
@@ -354,3 +393,18 @@ def test_what_the_service_bills_has_no_gap():
     report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": 72.0}
     job = priced(report, description("a", billable=84, training=84))
     assert (job.billable_s, job.between_attempts_s, job.losses[0].seconds) == (84.0, 0.0, 72.0)
+
+
+def test_time_of_a_machine_that_several_jobs_have_is_counted_more_than_once():
+    def job(name, begin, hours, host="gpu-1", **options):
+        return priced(report_json(name, duration=hours * HOUR, start=START_S + begin * HOUR, hosts=(host,), **options))
+
+    alone = [job("a", 0, 2), job("after", 2, 1), job("elsewhere", 0, 3, "gpu-2"), job("unknown", 0, 3, "")]
+    assert shared_machines(alone) == (0.0, ())
+    requeued = job("requeued", 0, 2, between_attempts_s=HOUR)
+    again, beside = shared_machines([*alone, requeued, job("b", 1, 1.5), job("c", 1.5, 0.25)])
+    assert again == pytest.approx(1.5 + 0.25)
+    assert [one.name for one in beside] == ["a", "after", "b", "c"]
+    both = priced(report_json("two nodes", duration=HOUR, hosts=("gpu-1", "gpu-1")))
+    assert shared_machines([both]) == (0.0, ())
+    assert shared_machines([priced(report_json("x"), description("x")), priced(report_json("y"))]) == (0.0, ())

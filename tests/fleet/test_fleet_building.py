@@ -458,3 +458,12 @@ def test_a_job_that_is_judged_again_keeps_the_end_of_its_report(tmp_path):
         "Failed",
         "ValueError: x (train.py:3, exit code 3)",
     )
+
+
+def test_a_machine_that_jobs_share_is_a_note(tmp_path):
+    for place, name in enumerate(("a", "b")):
+        add_job(tmp_path / "jobs", name, report_json(name, finding(), start=START_S + place * 0.5 * HOUR))
+    (note,) = (note for note in build(tmp_path / "jobs").notes if "more than once" in note)
+    assert note.startswith(
+        "Counted more than once: 30 min of machines on which 2 jobs ran beside others, such as a and b."
+    )

@@ -239,8 +239,8 @@ def test_an_exception_is_named_before_the_words_of_the_service():
         ({"state": "crashed", "exit_code": 7, "error": ""}, "exit code 7"),
         ({"state": "crashed", "exit_code": 1, "error": "ValueError: x", "where": "train.py:12"}, "ValueError: x (train.py:12)"),
         ({"state": "crashed", "exit_code": 3, "error": "OSError: y"}, "OSError: y (exit code 3)"),
-        ({"state": "killed", "exit_code": None, "error": ""}, "was killed"),
-        ({"state": "out_of_memory", "exit_code": 137, "error": ""}, "ran out of memory"),
+        ({"state": "killed", "exit_code": None, "error": ""}, "The job was killed."),
+        ({"state": "out_of_memory", "exit_code": 137, "error": ""}, "The job ran out of memory."),
         ({"state": "crashed", "exit_code": None, "error": ""}, ""),
     ],
 )  # fmt: skip
@@ -254,3 +254,40 @@ def test_each_job_that_failed_has_its_reason(end, reason):
     assert shown.count(f": Failed: {reason}\n" if reason else ": Failed\n") == 3
     page = render_html(fleet)
     assert page.count(f"<p>Failed: {reason}</p>") == (3 if reason else 0)
+
+
+def of_slurm(end=None, **options):
+    who = {"user": "anna", "account": "vision", "job": "pretrain", "job_id": "1008"}
+    report = report_json("slurm-1008", **{"verdict": finding("INPUT_BOUND", 600), "identity": who, **options})
+    return priced({**report, "end": end} if end else report)
+
+
+def test_the_launchers_name_of_a_job_is_shown_and_found():
+    job = of_slurm(end={"state": "crashed", "exit_code": 1, "error": "ValueError: x", "step": 3})
+    assert (job.job_name, job.job_id, job.title) == ("pretrain", "1008", "slurm-1008 (pretrain)")
+    fleet = assemble([job], group_by=("job",))
+    assert [group.value for group in fleet.groups] == ["pretrain"]
+    assert "slurm-1008 (pretrain): Failed: ValueError: x" in summary(fleet)
+    page = render_html(fleet)
+    assert "Job name" in page
+    assert "slurm-1008 (pretrain)" in page
+    assert "Job name" not in render_html(assemble([of_slurm(identity={})]))
+
+
+def test_requested_groups_are_in_the_terminal():
+    fleet = assemble([of_slurm()], group_by=("user", "account"))
+    lines = summary(fleet, ("user", "account")).splitlines()
+    assert "By user" in lines
+    assert "By account" in lines
+    (line,) = [line for line in lines if line.startswith("  anna")]
+    assert line.endswith("lost, 100 % judged, 1 job")
+    assert "By user" not in summary(fleet)
+
+
+def test_a_job_that_hung_and_was_stopped_has_a_reason():
+    hung = of_slurm(verdict=finding("HANG", 600), end={"state": "stopped", "exit_code": None, "error": "", "step": 3})
+    stopped = of_slurm(end={"state": "stopped", "exit_code": None, "error": "", "step": 3})
+    assert [(one.status, one.failure) for one in (hung, stopped)] == [
+        ("Stopped", "HANG leads."), ("Stopped", "The job was stopped."),
+    ]  # fmt: skip
+    assert assemble([hung]).failures[0].reason == "HANG leads."

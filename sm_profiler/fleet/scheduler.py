@@ -1,0 +1,89 @@
+"""The scheduler's list of jobs, from Slurm's `sacct`: it has those without a profile, which no folder shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+from sm_profiler.errors import ConfigError
+from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
+from sm_profiler.fleet.model import FleetJob
+
+COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes"
+BILLED_BY = "scheduler"
+_ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
+_FAILED = ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
+_STATUS = {
+    "COMPLETED": "Completed", "CANCELLED": "Stopped", "PREEMPTED": "Stopped", "RUNNING": "InProgress",
+    **dict.fromkeys(_FAILED, "Failed"),
+}  # fmt: skip
+_NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # what the profile of a job without a name of its own is called
+
+
+def read_listed(text: str) -> list[FleetJob]:
+    """Read a list of jobs, with `|` or commas between its columns and their names in the first line.
+
+    Jobs that never ran and the steps of jobs are left out.
+
+    Raises:
+        ConfigError: it has no column of the jobs' numbers, or none of the time that they ran.
+    """
+    lines = text.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines()
+    first = lines[0] if lines else ""
+    try:
+        rows = list(csv.DictReader(io.StringIO("\n".join(lines)), delimiter="|" if "|" in first else ","))
+    except csv.Error as error:
+        raise ConfigError(f"the list of jobs cannot be read: {error}") from error
+    names = {name.strip() for name in first.replace("|", ",").split(",")}
+    if not names & {"JobIDRaw", "JobID"} or "Elapsed" not in names:
+        raise ConfigError(f"the list of jobs lacks the columns JobIDRaw and Elapsed. To do: write it with {COMMAND}")
+    found = (_job({(key or "").strip(): str(value or "").strip() for key, value in row.items()}) for row in rows)
+    return [job for job in found if job is not None]
+
+
+def _job(row: Mapping[str, str]) -> FleetJob | None:
+    number, elapsed = row.get("JobIDRaw") or row.get("JobID", ""), _ELAPSED.fullmatch(row["Elapsed"])
+    if not number or "." in number or not elapsed:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
+    ran = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if ran <= 0:
+        return None
+    started, nodes, name = _time(row.get("Start", "")), row.get("NNodes", ""), safe_name(row.get("JobName", ""))
+    state = row.get("State", "").partition(" ")[0].rstrip("+")  # "CANCELLED by 1001"
+    return FleetJob(
+        f"slurm-{safe_name(number)}",
+        listed_only=True,
+        status=_STATUS.get(state, ""),
+        failure=f"Slurm's state: {state}" if state in _FAILED else "",
+        started=started,
+        ended=None if started is None else started + ran,
+        instances=min(max(int(nodes), 1), MAX_INSTANCES) if re.fullmatch("[0-9]{1,6}", nodes) else 1,
+        user=safe_name(row.get("User", "")),
+        account=safe_name(row.get("Account", "")),
+        job_name=name,
+        job_id=safe_name(number),
+        stem=stem_of(name or "slurm"),
+        week="" if started is None else time.strftime("%G-W%V", time.gmtime(started)),
+        billable_s=float(ran),
+        billed_by=BILLED_BY,
+    )
+
+
+def _time(text: str) -> float | None:
+    """Return a time as sacct writes it, in the zone of this machine; None for `Unknown`."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> list[FleetJob]:
+    """Return the listed jobs that are not among those of which a profile was found."""
+    known = {job.job_id for job in found if job.job_id}
+    known |= {named[1] for job in found if (named := _NAMED.fullmatch(job.name))}
+    return [job for job in listed if job.job_id not in known]
