@@ -1,4 +1,4 @@
-"""Jobs that only the scheduler knows: they left no profile, and count as not judged."""
+"""Jobs that only the scheduler has in its list: they left no profile, and count as not judged."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_a_list_must_have_its_columns_and_for_a_choice_by_time_the_start(profile
         build_fleet([str(profiles)], since=1.0, listed=read_listed("JobIDRaw|Elapsed\n7|02:30\n"), progress=False)
 
 
-def test_the_command_checks_the_list_and_says_so_without_one(profiles, tmp_path, capsys):
+def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_path, capsys):
     listed = tmp_path / "sacct.txt"
     listed.write_text(LIST)
     command = ["fleet", str(profiles), "--out", str(tmp_path / "out"), "--fail-on", "coverage<99%"]

@@ -381,7 +381,7 @@ def test_an_unusable_destination_is_reported_at_once(tmp_path, bucket, clock, ca
     bucket.refuse = lambda key: SourceError(f"s3://bucket/job/{key}: the bucket does not exist")
     with caplog.at_level(logging.WARNING):
         assert not up.check()
-        bucket.refuse = lambda _key: SourceError("s3://bucket: the bucket does not exist")  # as a write says it
+        bucket.refuse = lambda _key: SourceError("s3://bucket: the bucket does not exist")  # as a write states it
         write(tmp_path, TRACE)
         up.upload_new()
     assert up.failures
