@@ -247,7 +247,7 @@ class _Page:
         )
         if worst is None:
             return Step(amount, what, cause.next_step or _READ_ON)
-        name = shorten(worst.name, 90)
+        name = shorten(worst.title, 90)
         return Step(amount, what, cause.next_step or _READ_ON, name, self._address(worst), _where(worst, cause.cause))
 
     def _evidence(self) -> list[tuple[str, str, str]]:
@@ -270,7 +270,7 @@ class _Page:
                 Step(
                     self._amounts.amount(top.usd, top.instance_hours),
                     label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
-                    top.next_step, shorten(top.name, 90), self._address(job), _where(job, top.cause),
+                    top.next_step, shorten(job.title, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
         return found
