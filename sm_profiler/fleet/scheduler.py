@@ -21,7 +21,7 @@ _STATUS = {
     "COMPLETED": "Completed", "CANCELLED": "Stopped", "PREEMPTED": "Stopped", "RUNNING": "InProgress",
     **dict.fromkeys(_FAILED, "Failed"),
 }  # fmt: skip
-_NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # what the profile of a job without a name of its own is called
+_NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without its own name is called
 
 
 def read_listed(text: str) -> list[FleetJob]:

@@ -184,7 +184,7 @@ class GpuMetrics:
     memory_max: float
 
 
-_SEVERAL, _SHOWN_NODES, _LONGEST_NAME = 2, 16, 60
+_SHOWN_NODES = 16
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -359,9 +359,9 @@ class JobMetrics:
             host = (one.get("identity") or {}).get("host")
             if host:
                 names[str(one.get("node"))] = str(host)
-        if len(self.nodes) < _SEVERAL or not any(names.values()):
+        if len(self.nodes) == 1 or not any(names.values()):
             return ""
-        known = [f"{node} ({shorten(names[node], _LONGEST_NAME)})" if names.get(node) else node for node in self.nodes]
+        known = [f"{node} ({shorten(names[node])})" if names.get(node) else node for node in self.nodes]
         more = f" and {len(known) - _SHOWN_NODES} more" if len(known) > _SHOWN_NODES else ""
         return f"{', '.join(known[:_SHOWN_NODES])}{more}"
 

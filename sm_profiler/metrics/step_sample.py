@@ -423,14 +423,12 @@ def _settled(rows: StepRows) -> Mask:
     return ends
 
 
-def _waited_for(rows: StepRows) -> Floats:
-    """Return the µs that the script waited for each step, be it in later ones.
+def _waited_for(queued: Floats, results: Floats) -> Floats:
+    """Return how long the script waited for each step, be it in later ones, from its waits in each.
 
     A call that waits for a place in the queue waits for the step that was launched a queue earlier; a read of
     results then waits for all that are in the queue. How many these are follows from how long both wait.
     """
-    table = PartTable.of(rows.parts)
-    queued, results = table[:, column(QUEUED)], table[:, column(RESULTS)]
     waited = queued + results
     ends = np.flatnonzero(results > 0)
     for first, end in zip(np.append(0, ends + 1), ends, strict=False):
@@ -441,7 +439,7 @@ def _waited_for(rows: StepRows) -> Floats:
             waited[first + behind : end + 1] = 0.0
             waited[first : end + 1 - behind] += moved
             waited[end + 1 - behind : end + 1] += results[end] / behind
-    return np.asarray(waited, float)
+    return waited
 
 
 def spread_results(rows: StepRows) -> StepRows:
@@ -452,13 +450,14 @@ def spread_results(rows: StepRows) -> StepRows:
     Keras's predict() reads its results after its last step, which then ends with them.
     """
     table = PartTable.of(rows.parts)
-    waited = table[:, column(RESULTS)] + table[:, column(QUEUED)]
+    queued, results = table[:, column(QUEUED)], table[:, column(RESULTS)]
+    waited = queued + results
     reads = _settled(rows)
     group: Ints = np.cumsum(reads) - reads  # number of the reading step that ends it
     if not reads.any() or bool(reads.all()):
         return rows
     count = np.bincount(group)
-    each = (np.bincount(group, _waited_for(rows)) / np.maximum(count, 1))[group]
+    each = (np.bincount(group, _waited_for(queued, results)) / np.maximum(count, 1))[group]
     before = np.cumsum(each - waited) - (each - waited)
     table = table.with_columns(
         {

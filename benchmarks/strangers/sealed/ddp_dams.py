@@ -47,7 +47,7 @@ def residuals(model, x, y):
 
 
 def control(model, x, y, turn, rank, size):
-    """The safety office wants to see the residuals often; the processes take turns, so nobody has all of the work."""
+    """The safety office wants to see the residuals often; the processes take turns, so none has all of the work."""
     if os.environ.get("REPAIRED") == "1":
         total = residuals(model, x[rank::size], y[rank::size])
         dist.all_reduce(total)

@@ -341,11 +341,9 @@ class Case:
         available = 1 - min(self.core_wait, 1 - limits.FLOOR)  # a thread without a core does not compute
         if workers <= 0 and own:
             return float(np.mean(own)) / available - (1 - load) < limits.MAJORITY * load
-        children = [
-            one.of_children(rank.start, rank.end) for rank in self.ranks if (one := metrics.usage.get(rank.name))
-        ]
-        if workers > 0 and any(children):
-            return float(np.mean(children)) / available < limits.MAJORITY * workers
+        used = [one.of_children(rank.start, rank.end) for rank in self.ranks if (one := metrics.usage.get(rank.name))]
+        if workers > 0 and any(used):
+            return float(np.mean(used)) / available < limits.MAJORITY * workers
         cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
         if cpu is None or not cores or not metrics.ranks:
             return False
