@@ -48,6 +48,7 @@ LOG = f"{OWN}log"  # a call of a logger or experiment tracker; name: the functio
 COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf.function or jax.jit; name: the function
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 OPERATORS = f"{OWN}operators"  # operators of a training step
+COMPILED_WORK = f"{OWN}compiled_work"  # what compiled functions spent their time on in a detailed window
 CALLBACK = f"{OWN}callback"  # a method of a training callback; name: `Class.method`
 INPUT = (
     f"{OWN}input"  # the input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator)

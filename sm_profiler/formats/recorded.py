@@ -184,6 +184,20 @@ class Operators(Recorded):
 
 
 @attrs.frozen(kw_only=True)
+class CompiledWork(Recorded):
+    """The work of the compiled functions that compute gradients, by the operations of a detailed window.
+
+    Attributes:
+        optimizer: the optimizer's share of the time.
+        lines: file, line and function of the script's calls of the optimizer, those with the most time first.
+    """
+
+    phase: ClassVar[str] = event_names.COMPILED_WORK
+    optimizer: float = 0.0
+    lines: tuple[Frame, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
 class Objects(Recorded):
     """Growth of Python objects and tensors since the first count.
 
@@ -432,7 +446,7 @@ def place_of(at: AtLine | Stage) -> Frame | None:
 KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
-        Profiling, Save, Log, Compile, Allocator, Operators, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
+        Profiling, Save, Log, Compile, Allocator, Operators, CompiledWork, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
         LoaderWorkers, EvalMode, TrainMode, Loop, Synchronization,
     )
 }  # fmt: skip

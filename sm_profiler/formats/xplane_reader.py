@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
 from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome, Tally
+from sm_profiler.formats.recorded import Frame
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -43,8 +44,11 @@ _STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
 
 _PATH_TO_NAME = (1, 1)  # HloProto.hlo_module, HloModuleProto.name
 _PATH_TO_INSTRUCTIONS = (1, 3, 2)  # HloProto.hlo_module, HloModuleProto.computations, HloComputationProto.instructions
+_PATH_TO_FRAMES = (1, 17)  # HloProto.hlo_module, HloModuleProto.stack_frame_index
 _INSTRUCTION_NAME, _METADATA = 1, 7  # of an instruction
-_OP_NAME = 2  # of OpMetadata
+_OP_NAME, _STACK_FRAME = 2, 15  # of OpMetadata
+_FILE_NAMES, _FUNCTION_NAMES, _PLACES, _FRAMES = 1, 2, 3, 4  # of StackFrameIndex; numbers in it start at 1
+_MAX_CALLS = 30  # of a stack
 
 HOST = -1  # `Line.device` of a thread
 _EPOCH_NS = 10**17  # later times are since the epoch, earlier ones since the start of the trace
@@ -345,27 +349,73 @@ class PlaneEvents:
                 target[rows[place]] = shared.texts[content.decode(errors="replace")]
 
 
-def op_names(program: bytes) -> dict[str, str]:
-    """Return the framework's name of each instruction, `jit(step)/transpose(jvp())/dot_general`.
+class Origin(NamedTuple):
+    """The origin of an operation of a compiled program.
+
+    Attributes:
+        name: the framework's name, `jit(step)/transpose(jvp())/dot_general`; "" if it is unknown.
+        calls: file, line and function of the calls that it was traced in, the innermost first.
+    """
+
+    name: str = ""
+    calls: tuple[Frame, ...] = ()
+
+
+def op_origins(program: bytes) -> dict[str, Origin]:
+    """Return what each instruction comes from.
 
     Args:
         program: an HloProto; of a damaged one, the part before the damage counts.
     """
     view = memoryview(program)
-    names: dict[str, str] = {}
+    found: dict[str, tuple[str, int]] = {}
     for instruction in _descend(view, _whole(view), _PATH_TO_INSTRUCTIONS):
-        name = origin = ""
+        name, origin, frame = "", "", 0
         for field in _sound(view, instruction):
-            if field.wire != LENGTH:
-                continue
-            if field.number == _INSTRUCTION_NAME:
+            if field.wire == LENGTH and field.number == _INSTRUCTION_NAME:
                 name = text(view, field)
-            elif field.number == _METADATA:
-                found = [text(view, part) for part in _sound(view, field) if part[:2] == (_OP_NAME, LENGTH)]
-                origin = found[-1] if found else ""
+            elif field.wire == LENGTH and field.number == _METADATA:
+                for part in _sound(view, field):
+                    if part.number == _OP_NAME and part.wire == LENGTH:
+                        origin = text(view, part)
+                    elif part.number == _STACK_FRAME and part.wire == VARINT:
+                        frame = part.value
         if name and origin:
-            names[name] = origin
-    return names
+            found[name] = origin, frame
+    stacks = _Stacks(view) if any(frame for _, frame in found.values()) else None
+    return {name: Origin(origin, stacks.calls(frame) if stacks else ()) for name, (origin, frame) in found.items()}
+
+
+class _Stacks:
+    """The stacks in which the operations of a program were traced."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._texts: dict[int, list[str]] = {_FILE_NAMES: [""], _FUNCTION_NAMES: [""]}
+        self._numbers: dict[int, list[dict[int, int]]] = {_PLACES: [{}], _FRAMES: [{}]}
+        self._known: dict[int, tuple[Frame, ...]] = {}
+        for index in _descend(view, _whole(view), _PATH_TO_FRAMES):
+            for field in _sound(view, index):
+                if field.wire == LENGTH and field.number in self._texts:
+                    self._texts[field.number].append(text(view, field))
+                elif field.wire == LENGTH and field.number in self._numbers:
+                    parts = {part.number: part.value for part in _sound(view, field) if part.wire == VARINT}
+                    self._numbers[field.number].append(parts)
+
+    def calls(self, number: int) -> tuple[Frame, ...]:
+        """Return a frame and its callers, as far as the program has them."""
+        if number not in self._known:
+            frames, places, found, at = self._numbers[_FRAMES], self._numbers[_PLACES], list[Frame](), number
+            while 0 < at < len(frames) and len(found) < _MAX_CALLS:
+                place, at = frames[at].get(1, 0), frames[at].get(2, 0)
+                where = places[place] if 0 <= place < len(places) else {}
+                file, function = (self._text(kind, where.get(kind, 0)) for kind in (_FILE_NAMES, _FUNCTION_NAMES))
+                found.append((file, where.get(3, 0), function))
+            self._known[number] = tuple(found)
+        return self._known[number]
+
+    def _text(self, kind: int, number: int) -> str:
+        texts = self._texts[kind]
+        return texts[number] if 0 <= number < len(texts) else ""
 
 
 def module_name(program: bytes) -> str:
@@ -456,46 +506,59 @@ class XplaneTrace:
     programs: Mapping[int, bytes]
     errors: tuple[str, ...] = ()
 
-    def origins(self) -> Category:
-        """Return the framework's name of the operation that each event ran, such as `gradient_tape/dense/MatMul`.
-
-        It comes from the event or its compiled program; "" if neither has one.
-        """
+    def origins(self) -> Origins:
+        """Return what each event ran comes from: by the event itself, or by its compiled program."""
         events = self.events
         numbers = Numbering()
-        codes = np.array([numbers[value] for value in events.tf_op.values] or [numbers[""]], np.int32)
+        codes = np.array([numbers[Origin(value)] for value in events.tf_op.values] or [numbers[Origin()]], np.int32)
         origin = codes[events.tf_op.codes]
-        rows = np.flatnonzero((origin == numbers[""]) & ~events.hlo_op.mask(""))
-        keys = np.column_stack([events.hlo_op.codes[rows], events.hlo_module.codes[rows], events.program[rows]])
+        rows = np.flatnonzero(~events.hlo_op.mask(""))
+        keys = np.column_stack([column[rows] for column in (events.hlo_op.codes, events.hlo_module.codes, events.program, events.tf_op.codes)])  # fmt: skip
         distinct, which = np.unique(keys, axis=0, return_inverse=True)
-        find = _Origins(self.programs)
-        found = [
-            numbers[find(events.hlo_op.values[op], events.hlo_module.values[module], int(program))]
-            for op, module, program in distinct
-        ]
+        find, found = _Programs(self.programs), []
+        for op, module, program, named in distinct:
+            one = find(events.hlo_op.values[op], events.hlo_module.values[module], int(program))
+            name = events.tf_op.values[named]
+            found.append(numbers[one._replace(name=name) if name else one])
         origin[rows] = np.array(found, np.int32)[which.reshape(-1)] if found else 0
-        return Category(origin, tuple(numbers))
+        return Origins(origin, tuple(numbers))
 
 
-class _Origins:
+@attrs.frozen(eq=False)
+class Origins:
+    """The origins of the events of a trace.
+
+    Attributes:
+        codes: int32, shape (events,); `values[codes[i]]` is that of event i.
+        values: the different ones.
+    """
+
+    codes: NDArray[np.int32]
+    values: tuple[Origin, ...]
+
+    def of(self, row: np.integer[Any] | int) -> Origin:
+        """Return that of an event."""
+        found: Origin = self.values[self.codes[row]]
+        return found
+
+
+class _Programs:
     """Finds what an operation of XLA comes from."""
 
     def __init__(self, programs: Mapping[int, bytes]) -> None:
-        self._names = {number: op_names(program) for number, program in programs.items()}
+        self._origins = {number: op_origins(program) for number, program in programs.items()}
         self._modules = {number: module_name(program) for number, program in programs.items()}
-        self._by_module: dict[str, dict[str, str]] = {}
+        self._by_module: dict[str, dict[str, Origin]] = {}
         for number, name in self._modules.items():
             known = self._by_module.setdefault(name, {})
-            for op, origin in self._names[number].items():
+            for op, origin in self._origins[number].items():
                 known.setdefault(op, origin)
 
-    def __call__(self, op: str, module: str, program: int) -> str:
-        """Return it; "" if no program has it.  JAX on a CPU numbers programs and their events differently."""
+    def __call__(self, op: str, module: str, program: int) -> Origin:
+        """Return it; an empty one if no program has it.  JAX on a CPU numbers programs and their events differently."""
         if module and self._modules.get(program) != module:
-            names = self._by_module.get(module, {})
-        else:
-            names = self._names.get(program, {})
-        return names.get(op, "")
+            return self._by_module.get(module, {}).get(op, Origin())
+        return self._origins.get(program, {}).get(op, Origin())
 
 
 def read_xplane(data: bytes | memoryview) -> tuple[XplaneTrace, Outcome]:

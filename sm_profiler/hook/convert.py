@@ -207,7 +207,8 @@ def convert_trace(order: Mapping[str, Any]) -> None:
         else:
             from sm_profiler.hook.convert_xplane import read_operators  # needs numpy, which comes with these frameworks
 
-            events, unreadable = read_operators(raw.read_bytes(), steps, pid, framework)
+            records, events, unreadable = read_operators(raw.read_bytes(), steps, pid, framework)
+            writer.write(records)
             write_events(writer, events, order, unreadable=unreadable)
     finally:
         shutil.rmtree(raw.parent, ignore_errors=True)

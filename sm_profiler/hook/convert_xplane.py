@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sm_profiler.formats.columns import Category, Mask
+from sm_profiler.formats.columns import Floats, Mask, Numbering
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
+from sm_profiler.formats.recorded import CompiledWork, Frame
 from sm_profiler.formats.trace_writer import TraceEvent
-from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
+from sm_profiler.formats.xplane_reader import HOST, Origin, XplaneEvents, XplaneTrace, read_xplane
+from sm_profiler.hook.frames import is_library, shown
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -28,16 +31,24 @@ _OPTIMIZERS = frozenset(
 _SCOPES = 3  # at the start of a name, one of which may be the optimizer: `StatefulPartitionedCall/adam/Sub`, `jit(train_step)/adam/mul`
 
 
-def phase_of(name: str, *, tensorflow: bool) -> str:
-    """Return the phase of an operation; "" if its name does not show it.
+_UPDATES = re.compile(
+    r"/(optax|keras/src/optimizers|flax/nnx/training|jax/example_libraries)/[^<]*$|/flax/training/train_state\.py$"
+)
+
+
+def phase_of(origin: Origin, *, tensorflow: bool) -> str:
+    """Return the phase of an operation; "" if neither its name nor the code that it comes from shows it.
 
     Args:
-        name: the framework's name: `gradient_tape/dense/MatMul`, `jit(step)/transpose(jvp(Net))/dot_general`.
+        origin: with a name such as `gradient_tape/dense/MatMul` or `jit(step)/transpose(jvp(Net))/dot_general`.
         tensorflow: the name is TensorFlow's, where what is neither gradient nor optimizer is the model.
     """
+    name = origin.name
     if _BACKWARD.search(name):
         return BACKWARD
     if any(re.sub(r"_\d+$", "", scope) in _OPTIMIZERS for scope in name.split("/")[:_SCOPES]):
+        return OPTIMIZER
+    if any(_UPDATES.search(file) for file, _, _ in origin.calls) and not _FORWARD.search(name):  # optax has losses, too
         return OPTIMIZER
     if _FORWARD.search(name) or (tensorflow and "/" in name.removeprefix("StatefulPartitionedCall/")):
         return FORWARD
@@ -47,6 +58,7 @@ def phase_of(name: str, *, tensorflow: bool) -> str:
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
 _WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do
 _CALL = "StatefulPartitionedCall/"  # starts the names of all that a tf.function runs
+MAX_LINES = 5  # of the script that are named
 _EDGE_US = 60_000_000  # before the first step and after the last: a profiler starts and stops there, and clocks differ
 _JIT = "jit_"  # starts JAX's names of modules, before that of the compiled function
 
@@ -110,18 +122,20 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
             "tid": trace.lines[line].number,
             "device": "cpu" if device == HOST else device,
         }
-        origin = _text(origins, chosen[row])
-        if origin:
-            args["op_name"] = origin
-        if part := phase_of(origin or str(name).partition(":")[0], tensorflow=framework == "tensorflow"):
+        origin = origins.of(chosen[row])
+        if origin.name:
+            args["op_name"] = origin.name
+        if part := _phase_of(origin, str(name), framework):
             args["phase"] = part
+        if traced := _script_line(origin):
+            args["line"] = f"{traced[0]}:{traced[1]}"
         if number >= 0:
             args["step_num"] = int(number)
         if op:
             args["hlo_op"] = str(op)
         phase, shown = gpu_operators(device), str(name)
         if device == HOST:
-            phase, shown = CPU_OPERATORS, _operator_name(shown, origin, str(op), str(module))
+            phase, shown = CPU_OPERATORS, _operator_name(shown, origin.name, str(op), str(module))
         yield TraceEvent(phase, shown, int(start), int(duration), json.dumps(args))
 
 
@@ -134,14 +148,68 @@ def _operator_name(name: str, origin: str, op: str, module: str) -> str:
     return origin or name
 
 
-def _text(texts: Category, row: int) -> str:
-    return str(texts.values[texts.codes[row]])
+def _phase_of(origin: Origin, name: str, framework: str) -> str:
+    known = origin if origin.name else origin._replace(name=name.partition(":")[0])
+    return phase_of(known, tensorflow=framework == "tensorflow")
+
+
+def _script_line(origin: Origin) -> Frame | None:
+    """Return the script's innermost call that an operation comes from."""
+    return next((place for place in origin.calls if place[0] and not is_library(place[0])), None)
+
+
+def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: str = "") -> CompiledWork | None:
+    """Return what the compiled functions that compute gradients spent their time on; None without any. Args: see `operators`.
+
+    Every thread counts: an operation that several of them compute takes so many times as long.
+    """
+    chosen = np.flatnonzero(is_operator(trace) & is_of_the_steps(trace, steps))
+    if not len(chosen):
+        return None
+    events, origins = trace.events[chosen], trace.origins()
+    kinds = Numbering()
+    names = events.name.decode()
+    phases = np.array([kinds[_phase_of(origins.of(row), names[at], framework)] for at, row in enumerate(chosen)])
+    own, module = _own_ns(events), events.hlo_module.codes
+    learns = np.isin(module, np.unique(module[phases == kinds[BACKWARD]]))
+    updates = learns & (phases == kinds[OPTIMIZER])
+    whole = float(own[learns].sum())
+    if whole <= 0:
+        return None
+    spent = Counter[Frame]()
+    for at in np.flatnonzero(updates):
+        if place := _script_line(origins.of(chosen[at])):
+            file, line, function = place
+            spent[shown(file), line, function] += own[at]
+    lines = tuple(place for place, _ in spent.most_common(MAX_LINES))
+    return CompiledWork(optimizer=round(float(own[updates].sum()) / whole, 4), lines=lines)
+
+
+def _own_ns(events: XplaneEvents) -> Floats:
+    """Return the time of each event without that of the events in it, on the same thread or row."""
+    own = events.duration_ns.copy()
+    end = events.start_ns + events.duration_ns
+    order, around, line = np.lexsort((-events.duration_ns, events.start_ns, events.line)), list[int](), -1
+    for at in order.tolist():
+        if events.line[at] != line:
+            around, line = [], events.line[at]
+        while around and end[around[-1]] <= events.start_ns[at]:
+            around.pop()
+        if around:
+            own[around[-1]] -= events.duration_ns[at]
+        around.append(at)
+    return np.maximum(own, 0.0)
 
 
 def read_operators(
     data: bytes, steps: list[tuple[int, int]], pid: int, framework: str
-) -> tuple[Iterator[TraceEvent], int]:
-    """Return the operators of the steps in a trace, see `operators`, and how many events are damaged or of no step."""
+) -> tuple[list[TraceEvent], Iterator[TraceEvent], int]:
+    """Return the record of `compiled_work`, `operators`, and how many events of a trace are damaged or of no step."""
     trace, outcome = read_xplane(data)
     outside = int(np.count_nonzero(is_operator(trace) & ~is_of_the_steps(trace, steps)))
-    return operators(trace, steps, pid, framework), outcome.lost + outside
+    records, work = [], compiled_work(trace, steps, framework)
+    if work is not None:
+        start_us, end_us = steps[0][1], steps[-1][1]
+        args = json.dumps({"pid": pid, **work.args()})
+        records.append(TraceEvent(work.phase, "compiled functions", start_us, end_us - start_us, args))
+    return records, operators(trace, steps, pid, framework), outcome.lost + outside

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.formats.xplane_reader import DamagedMessageError, fields, op_names, read_xplane
+from sm_profiler.formats.xplane_reader import DamagedMessageError, fields, op_origins, read_xplane
 from tests.support.xplane import Plane, content, large, number, program, space, varint
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
@@ -53,7 +53,7 @@ def test_reads_what_the_profilers_own_reader_reads(name):
 )
 def test_compiled_operations_have_the_frameworks_names(name, origins):
     trace, _ = read_xplane(sample(name))
-    assert origins <= set(trace.origins().decode())
+    assert origins <= {origin.name for origin in trace.origins().values}
 
 
 def test_times_since_the_epoch_and_since_the_start_are_both_understood():
@@ -74,7 +74,7 @@ def test_what_ran_on_a_device_has_its_number_and_the_frameworks_name(refer):
     trace, outcome = read_xplane(space(device))
     assert outcome.status == "read"
     assert trace.lines[0].device == 1
-    assert trace.origins().decode().tolist() == ["jit(f)/dot"]
+    assert trace.origins().of(0).name == "jit(f)/dot"
     assert (trace.events.hlo_module.decode()[0], trace.events.program[0]) == ("jit_f", 3)
 
 
@@ -86,14 +86,31 @@ def test_an_operation_is_looked_up_in_its_program_and_else_in_its_module():
         Plane("/host:metadata").program("jit_g(9)", first).program("jit_f(4)", program("jit_f", {"dot": "jit(f)/dot"}))
     )
     trace, _ = read_xplane(space(host, programs))
-    assert trace.origins().decode().tolist() == ["jit(f)/dot", ""]
+    assert [trace.origins().of(row).name for row in range(2)] == ["jit(f)/dot", ""]
 
 
 def test_a_damaged_program_gives_the_names_before_the_damage():
     whole = program("jit_f", {f"op{at}": f"name{at}" for at in range(50)})
-    assert len(op_names(whole)) == 50
-    assert op_names(whole[:-3]) == {}  # the module's length is wrong then
-    assert op_names(b"\x0a\xff") == {}
+    assert len(op_origins(whole)) == 50
+    assert op_origins(whole[:-3]) == {}  # the module's length is wrong then
+    assert op_origins(b"\x0a\xff") == {}
+
+
+def test_stacks_of_a_program_that_lead_in_circles_or_nowhere_end():
+    place = number(1, 1) + number(2, 1) + number(3, 7)
+    frames = content(1, "train.py") + content(2, "step") + content(3, place)
+    frames += content(4, number(1, 1) + number(2, 2)) + content(
+        4, number(1, 9) + number(2, 1)
+    )  # each the other's caller
+    instructions = [
+        content(2, content(1, f"op{frame}") + content(7, content(2, "jit(f)/dot") + number(15, frame)))
+        for frame in (1, 2, 3, 99)
+    ]
+    module = content(1, "jit_f") + content(3, content(1, "main") + b"".join(instructions)) + content(17, frames)
+    found = op_origins(content(1, module))
+    assert found["op1"].calls[:2] == (("train.py", 7, "step"), ("", 0, ""))
+    assert len(found["op1"].calls) <= 100
+    assert found["op3"].calls == found["op99"].calls == ()
 
 
 def test_events_are_decoded_in_pieces_of_any_size(monkeypatch):
@@ -248,7 +265,7 @@ def test_many_planes_and_programs_are_read_in_proportion():
         plane.program(f"program {at}", program("jit_f", {"dot": f"jit(f)/dot {at}"}))
     trace, outcome = read_xplane(space(plane, *many))
     assert (len(trace.events), outcome.status) == (1_001, "read")
-    assert trace.origins().decode()[0] == "jit(f)/dot 0"
+    assert trace.origins().of(0).name == "jit(f)/dot 0"
 
 
 def test_times_that_cannot_be_are_dropped():

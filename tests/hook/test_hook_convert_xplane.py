@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.formats.xplane_reader import read_xplane
+from sm_profiler.formats.xplane_reader import Origin, read_xplane
 from sm_profiler.hook import convert
-from sm_profiler.hook.convert_xplane import operators, phase_of
+from sm_profiler.hook.convert_xplane import compiled_work, operators, phase_of
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
-from tests.support.xplane import Plane, space
+from tests.support.xplane import Plane, program, space
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 
@@ -38,8 +38,7 @@ def test_operators_carry_step_phase_and_name(name):
     assert {args.get("step_num") for _, args in found} == {4}
     assert not any(event.name.startswith(("end: ", "Threadpool", "Executor")) for event, _ in found)
     phases = Counter(args.get("phase") for _, args in found)
-    assert {"forward", "backward"} <= set(phases)
-    assert ("optimizer" in phases) is (name != "jax")
+    assert {"forward", "backward", "optimizer"} <= set(phases)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,65 @@ def test_events_beyond_the_steps_are_left_out_and_a_trace_without_a_start_began_
     ],
 )
 def test_phases_follow_from_names(name, tensorflow, phase):
-    assert phase_of(name, tensorflow=tensorflow) == phase
+    assert phase_of(Origin(name), tensorflow=tensorflow) == phase
+
+
+OPTAX = ("/env/site-packages/optax/_src/transform.py", 77, "update_fn")
+LINE = ("/job/train.py", 9, "step")
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "phase"),
+    [
+        ("jit(step)/mul", (OPTAX, LINE), "optimizer"),
+        ("jit(step)/mul", (LINE,), ""),
+        ("jit(step)/jvp()/log", (OPTAX, LINE), "forward"),  # one of its losses
+        ("jit(step)/transpose(jvp())/mul", (OPTAX, LINE), "backward"),
+        (
+            "jit(step)/sub",
+            (("/env/site-packages/flax/training/train_state.py", 5, "apply_gradients"), LINE),
+            "optimizer",
+        ),
+        ("jit(step)/sub", (("/job/my_optax_helpers.py", 5, "update"), LINE), ""),
+    ],
+)
+def test_phases_follow_from_the_code_that_an_operation_was_traced_in(name, calls, phase):
+    assert phase_of(Origin(name, calls), tensorflow=False) == phase
+
+
+def work_of(name):
+    trace, _ = read_xplane(sample(name))
+    start = trace.base_ns // 1000
+    return compiled_work(trace, [(4, start), (-1, start + 10**8)], name.partition("_")[0])
+
+
+@pytest.mark.parametrize(("name", "share"), [("jax", 0.224), ("tensorflow", 0.2548), ("tensorflow_xla", 0.1634)])
+def test_the_optimizers_share_of_compiled_functions(name, share):
+    assert work_of(name).optimizer == pytest.approx(share, abs=1e-4)
+
+
+def test_lines_of_the_optimizer_within_a_compiled_function():
+    """JAX keeps the stack in which an operation was traced."""
+    assert [(line, function) for _, line, function in work_of("jax").lines] == [(13, "train_step"), (14, "train_step")]
+
+
+def test_time_counts_once_where_operations_contain_others_and_functions_without_gradients_do_not_count():
+    names = {"while": "jit(f)/while", "adam": "jit(f)/adam/mul", "dot": "jit(f)/transpose(jvp())/dot"}
+    ran = [("while", 0, 100), ("adam", 10, 60), ("dot", 70, 20)]
+    other = {"hlo_op": "adam", "hlo_module": "jit_predict", "program_id": 2}
+    host = Plane("/host:CPU").line(
+        "Eigen", [(op, at, spent, {"hlo_op": op, "hlo_module": "jit_f", "program_id": 1}) for op, at, spent in ran]
+    )
+    host.line("other", [("adam", 0, 500, other)])
+    host.program("jit_f(1)", program("jit_f", names)).program("jit_predict(2)", program("jit_predict", names))
+    trace, _ = read_xplane(space(host))
+    assert compiled_work(trace, [(4, 0), (-1, 10**9)], "jax").optimizer == pytest.approx(0.6)
+
+
+def test_functions_without_gradients_are_no_step():
+    host = Plane("/host:CPU").line("Eigen", [("dot", 0, 10, {"hlo_op": "dot", "hlo_module": "jit_f"})])
+    trace, _ = read_xplane(space(host.program("jit_f(1)", program("jit_f", {"dot": "jit(f)/dot"}))))
+    assert compiled_work(trace, [(4, 0), (-1, 10**9)], "jax") is None
 
 
 def converted(tmp_path, raw, carry_out=convert.convert_trace):
@@ -122,7 +179,10 @@ def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
     (kept,) = out.glob("framework/jax/detailed_profiling/*/000000003/0-algo-1.xplane.pb")
     assert kept.read_bytes() == sample("jax")
     (written,) = out.glob("framework/pevents/*/*.json")
-    assert any(row.get("args", {}).get("phase") == "backward" for row in json.loads(written.read_text()))
+    rows = json.loads(written.read_text())
+    assert any(row.get("args", {}).get("phase") == "backward" for row in rows)
+    (work,) = [row["args"] for row in rows if row["name"] == "compiled functions"]
+    assert 0 < work["optimizer"] < 1
     assert build_report(open_source(out)).quality.collectors == ()
 
 

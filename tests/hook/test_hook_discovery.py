@@ -416,6 +416,39 @@ def test_padding_is_counted_by_the_token_that_fills_a_batch(session, left):
     assert (found["padding"], found["padding_of_all"], found["padding_inferred"]) == (0.5, 0.25, True)
 
 
+LENGTHS = torch.tensor([2, 6, 4, 4, 3, 5])
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_is_counted_by_a_mask_of_any_name(session, left, padded):
+    """Series that were padded by hand, with a mask for the model, were a healthy training."""
+    mask = (torch.arange(8) < LENGTHS[:, None]) != padded
+    session.padding.see((torch.randn(6, 8, 3), mask.flip(1) if left else mask, torch.arange(6)))
+    found = session.describe()
+    assert (found["padding"], found["padding_of_all"], found["padding_inferred"]) == (0.5, 0.25, None)
+
+
+@pytest.mark.parametrize("features", [(), (3,)])
+def test_padding_of_series_is_counted_by_the_zeros_that_fill_them(session, features):
+    for longest in (8, 9, 10):
+        filled = torch.arange(longest) < torch.cat([LENGTHS, torch.tensor([longest])])[:, None]
+        series = torch.rand(7, longest, *features) + 0.1
+        session.padding.see({"series": series * (filled[..., None] if features else filled)})
+    found = session.describe()
+    assert found["padding"] == pytest.approx(1 - 99 / 189, abs=1e-4)
+    assert (found["padding_of_all"], found["padding_inferred"]) == (0.0, True)
+
+
+def test_pictures_with_a_black_border_have_no_padding(session):
+    for _ in range(10):
+        height = torch.randint(10, 28, (16,))
+        session.padding.see(
+            (torch.rand(16, 28, 28) * (torch.arange(28) < height[:, None])[..., None], torch.arange(16))
+        )
+    assert session.describe()["padding"] is None
+
+
 def test_a_model_without_a_loader_shows_its_padding(session):
     model = torch.nn.EmbeddingBag(50, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

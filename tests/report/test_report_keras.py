@@ -36,6 +36,31 @@ def test_a_compiled_step_is_no_time_between_phases():
     assert verdict.kind is Class.BALANCED
 
 
+def worked(rows, optimizer, *lines):
+    args = {"optimizer": optimizer, "lines": list(lines)}
+    return [(event_names.COMPILED_WORK, "compiled functions", 1.0, 0.1, "algo-1-0", -1, args), *rows]
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [(0.9, Class.OPTIMIZER_BOUND), (0.2, Class.BALANCED)])
+def test_an_optimizer_within_a_compiled_function_is_seen_in_its_operations(optimizer, kind):
+    """Updates of a large embedding took nine tenths of a step that was called healthy."""
+    rows = worked(compiled(300, wait=0.0002), optimizer, ["/job/train.py", 14, "step"])
+    main = verdict_of(rows, metadata=KERAS).main
+    assert main.kind is kind
+    if kind is Class.OPTIMIZER_BOUND:
+        assert main.confidence == "medium"
+        assert [place.line for place in main.where] == [14]
+        assert "compiled function already" in main.next_step
+        assert "run_eagerly" not in main.next_step
+
+
+@pytest.mark.parametrize("optimizer", [-3.0, float("nan"), 7.0, "much"])
+def test_a_share_that_cannot_be_does_no_harm(optimizer):
+    assert verdict_of(worked(compiled(300, wait=0.0002), optimizer), metadata=KERAS).kind in (
+        Class.BALANCED, Class.OPTIMIZER_BOUND,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("args", "said", "advised"),
     [

@@ -372,6 +372,27 @@ def test_what_a_forward_pass_takes_beyond_the_backward_pass_is_no_model(forward,
         assert (main.confidence, main.where[0].line) == ("medium", 5)
 
 
+@pytest.mark.parametrize(("seconds", "kind"), [(0.05, Class.HOST_BOUND), (0.001, Class.BALANCED)])
+def test_what_is_computed_between_the_passes_without_gradients_is_named(seconds, kind):
+    """Words sampled one after the other for a reward took four fifths of the steps, and the training was healthy."""
+    answer, encode = Place("train.py", 9, "Model.answer"), Place("train.py", 5, "Model.encode")
+    samples = Samples(
+        (
+            Sampled(NAME, "between", False, (MAIN, answer, encode), "torch.nn.modules.linear.Linear.forward", 9.0, 30),
+            Sampled(NAME, "backward", False, (MAIN,), "torch.autograd.graph._engine_run_backward", 4.0, 12),
+        ),
+        {("train.py", 20): "reward = model.answer(x)", ("train.py", 9): "memory = self.encode(x)"},
+    )
+    rows = [
+        (*row[:3], 0.005, *row[4:]) if row[0] == "Forward" else row for row in training(300, forward=0.005 + seconds)
+    ]
+    main = decide(Case(attrs.evolve(metrics_of(rows), samples=samples), {})).main
+    assert main.kind is kind
+    if kind is Class.HOST_BOUND:
+        assert main.headline.startswith("Model.answer() computes for")
+        assert main.where[0].line == 9
+
+
 @pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
 def test_hooks_of_gradients_are_callbacks(function, found):
     rows = training(300, backward=0.02)

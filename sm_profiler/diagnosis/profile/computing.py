@@ -24,6 +24,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     PHASE,
     RUNNING,
     WAIT,
+    updates_in_compiled,
 )
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
@@ -40,7 +41,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS, PYTORCH
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Compile, Operators, place_of
+from sm_profiler.formats.recorded import Compile, CompiledWork, Operators, place_of
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -441,20 +442,31 @@ _OF_MODULES = re.compile(r"^(torch\.nn|torchvision|transformers|diffusers|timm)\
 
 
 def _without_gradients(case: Case) -> Found | None:
-    """Find a function of the script that takes most of a forward pass without taking part in the backward pass.
+    """Find a function of the script that computes with the model, in its forward pass or after it, without gradients.
 
-    On a CPU, the backward pass of what is differentiated takes at least as long as its forward pass. The rest of the forward
-    pass is what no gradient flows through: often the same at each step, and computed element by element.
+    On a CPU, the backward pass of what is differentiated takes at least as long as its forward pass. The rest is what no
+    gradient flows through: often the same at each step, or computed element by element.
     """
     forward, backward = case.share_of("forward"), case.share_of("backward")
     on_device = bool(case.metrics.gpus) or any(rank.on_device for rank in case.ranks)
     if on_device or backward <= 0 or any(rank.within_steps or rank.forward_only for rank in case.ranks):
         return None
-    seen = [one for one in case.metrics.samples.stacks if one.phase == "forward" and one.places and not one.long]
+
+    def function_of(one: Sampled) -> tuple[str, str] | None:
+        """Return what the loop calls between the passes; in the forward pass, what computes without a module."""
+        if one.phase == "forward":
+            return None if _OF_MODULES.match(one.leaf) else (one.places[-1].file, one.places[-1].function)
+        called = ((place.file, place.function) for place in one.places)
+        return next((function for function in called if function not in case.seen.learning), None)
+
+    def computes(one: Sampled) -> bool:
+        return bool(one.places) and not one.long and "forward" in (one.phase, case.seen.activity(one))
+
+    seen = [one for one in case.metrics.samples.stacks if computes(one)]
     counts = Counter[tuple[str, str]]()
     for one in seen:
-        if not _OF_MODULES.match(one.leaf):
-            counts[one.places[-1].file, one.places[-1].function] += one.count
+        if (called := function_of(one)) is not None:
+            counts[called] += one.count
     if not counts:
         return None
     function, count = counts.most_common(1)[0]
@@ -462,9 +474,13 @@ def _without_gradients(case: Case) -> Found | None:
     if count < limits.SAMPLES or share < limits.NOTICEABLE:
         return None
 
-    def inside(one: Sampled) -> bool:
-        return one.phase == "forward" and any((at.file, at.function) == function for at in one.places[-1:])
+    def within(one: Sampled) -> Sampled:
+        """Return a stack up to the function's own line."""
+        own = next(n for n, at in enumerate(one.places, 1) if (at.file, at.function) == function)
+        return attrs.evolve(one, places=one.places[:own])
 
+    inside = [one for one in seen if function_of(one) == function]
+    lines = Lines.of(map(within, inside))
     words = {
         "function": shorten(printable(function[1]), MAX_NAME), "share": percent(share), "forward": percent(forward),
         "backward": percent(backward),
@@ -477,8 +493,8 @@ def _without_gradients(case: Case) -> Found | None:
     )
     return Found(
         "without_gradients", words, evidence, share, saves=lambda loop: part_of_share(loop, share, ("forward",), sure=False),
-        doubt="inferred from samples", error=forward * error_of_part([one for one in seen if inside(one)], seen),
-        where=lines_of_samples(case.metrics, inside),
+        doubt="inferred from samples", error=forward * error_of_part(inside, seen),
+        where=lines.locations(lines.weights(), case.metrics),
     )  # fmt: skip
 
 
@@ -947,15 +963,10 @@ def _converts(one: Sampled, case: Case) -> bool:
 
 def optimizer(case: Case) -> Found | None:
     """Find an optimizer that takes longer than a fused one."""
-    if _is_by_hand(case):  # of samples, and not timed
-        share = case.usual("optimizer")[0]
-        spent = share * case.typical("length")
-    else:  # the rest is code of the script that it calls
-        own = 1 - case.mean(lambda rank: 0.0 if rank.on_device else case.seen.part_called(rank.name, "optimizer"))
-        share, spent = (
-            case.mean(lambda rank: rank.share_of_iterations("optimizer")) * own,
-            case.typical("optimizer") * own,
-        )
+    if case.seen.by_hand and case.stack is not PYTORCH and not _is_compiled(case):
+        return None  # operations that run one by one are the finding
+    share, step = case.usual("optimizer")
+    spent = share * step
     launches = launches_of(case)
     if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
         return None  # launches its operators from Python, as all of the step
@@ -976,25 +987,32 @@ def optimizer(case: Case) -> Found | None:
         )
 
     evidence = (
-        Evidence("time in optimizer.step()", round(share, 4), unit="share"),
+        Evidence("time in the optimizer", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
     words = {"share": percent(share), "time": duration(spent), "repair": repair}
     return Found(
         "optimizer", words, evidence, share, saves=saves, doubt="" if is_faster else "it has no faster implementation",
-        error=case.share_error("optimizer"), where=_lines_of_optimizer(case),
+        error=case.share_error("compiled" if _is_compiled(case) else "optimizer"), where=_lines_of_optimizer(case),
     )  # fmt: skip
 
 
+def _is_compiled(case: Case) -> bool:
+    """Return whether a compiled function holds the optimizer."""
+    return any(updates_in_compiled(case.metrics, rank.name) for rank in case.ranks)
+
+
 def _is_by_hand(case: Case) -> bool:
-    """Return whether the script updates its parameters itself; with JAX, operations that run one by one are the finding."""
+    """Return whether the script updates its parameters itself, operator by operator."""
     return case.stack is PYTORCH and case.seen.by_hand
 
 
 def _lines_of_optimizer(case: Case) -> tuple[Location, ...]:
     if _is_by_hand(case):
         return lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")
-    return lines_of_phase(case.metrics, "optimizer")
+    traced = [place for record in case.metrics.recorded(CompiledWork).longest for place in record.args.lines]
+    timed = lines_of_phase(case.metrics, "optimizer") or tuple(Location(*place, 0.0) for place in dict.fromkeys(traced))
+    return timed or lines_of_phase(case.metrics, "compiled", "between")  # the call that runs the steps
 
 
 _OF_TORCH = re.compile(r"^torch\.optim\.")
@@ -1008,6 +1026,8 @@ def _fewer_operators(case: Case) -> tuple[str, bool]:
 
     Of torch's own, it is what the class accepts and does not do already.
     """
+    if _is_compiled(case):
+        return FRAGMENTS["optimizer_is_compiled"], False
     if case.stack is not PYTORCH:
         return case.stack.optimizer, True
     if _is_by_hand(case):

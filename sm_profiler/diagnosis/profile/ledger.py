@@ -19,7 +19,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.diagnosis.profile.lines import AROUND_THE_LOOP
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, CompiledWork, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -66,12 +66,14 @@ _LINES = (
     (
         SAVING,
         re.compile(
-            r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(|\.to_(parquet|pickle|feather|hdf)\("""
+            r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.(tofile|write_bytes)\(|\bpickle\.dump\(|\.to_(parquet|pickle|feather|hdf)\("""
         ),
     ),
     (
         LOGGING,
-        re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("),
+        re.compile(
+            r"\.(write|write_text|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("
+        ),
     ),
 )
 # Innermost functions that exchange data with other ranks, and wait for them.
@@ -165,9 +167,17 @@ def _names(rank: Rank, metrics: JobMetrics, key: str) -> dict[str, float]:
     declared = sum(rank.declared.values())
     if key == parts.DECLARED and declared > 0:
         return {f"{PHASE}{shorten(name, 40)}": spent / declared for name, spent in rank.declared.items()}
+    if key == "compiled" and (updates := updates_in_compiled(metrics, rank.name)) > 0:
+        return {key: 1 - updates, "optimizer": updates}
     if key in (BETWEEN, OUTSIDE) and not any(one.process == rank.name for one in metrics.samples.stacks):
         return {UNSEEN: 1.0}
     return {_NAMES.get(key, key): 1.0}
+
+
+def updates_in_compiled(metrics: JobMetrics, process: str) -> float:
+    """Return the optimizer's share of a rank's compiled functions, as its detailed windows show it; 0 if none does."""
+    found = [one.args.optimizer for one in metrics.recorded(CompiledWork).of(process)]
+    return min(max(sum(found) / len(found), 0.0), 1.0) if found else 0.0
 
 
 @attrs.frozen
