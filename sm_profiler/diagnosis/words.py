@@ -161,7 +161,6 @@ ADVICE: Mapping[str, str] = {
     "between_epochs": _EPOCHS,
     "periodic_wait": "{restarts} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler cheap.",
     "periodic_outside": "Find what the script does every {period} steps between the optimizer and the next batch: checkpoint, evaluation, logging, image summaries. Do it less often, or in another thread or process (asynchronous checkpoint).",
-    "periodic_inside": "Find what happens every {period} steps inside this phase: a callback, a hook, a new shape that triggers compilation or allocation, a synchronization.",
     "outliers": "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of remote storage, new shapes that trigger compilation, other load on the machine.",
     "slowdown_slow_rank": "Look at node {node}, process {name}, at that moment: throttled or failing GPU, other load, a full disk, a slow network link. If it stays slow, replace the node and resume from a checkpoint.",
     "slowdown_slow_input": "Look at the data from that moment on: another loader or dataset, another shard or volume, a cache that is full, used-up burst credits of a volume or file system, a slow loader worker.",

@@ -130,6 +130,19 @@ def test_finds_periodic_stalls_and_their_cost():
     assert verdict.main.share_of_time == pytest.approx(9 * 0.2 / (10 * 0.2 + 399 * 0.0102), abs=0.01)
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_what_an_algorithm_computes_now_and_then_is_no_stall(phase):
+    """The eigenvectors of Shampoo's preconditioners, at each tenth step, were one."""
+    rows, now = [], 1.0
+    for number in range(300):
+        lengths = {"forward": 0.003, "backward": 0.005, "optimizer": 0.001}
+        lengths[phase] += 0.03 * (number % 10 == 0)
+        rows += training(1, at=now, number=number, **lengths)
+        now += 0.0012 + sum(lengths.values())
+    assert metrics_of(rows).ranks[0].stalls.period == 10
+    assert verdict_of(rows).kind is Class.BALANCED
+
+
 @pytest.mark.parametrize(("seconds", "restarts"), [(0.07, True), (0.02, False)])
 def test_workers_that_start_again_with_each_epoch_are_named(seconds, restarts):
     rows = training(400, every=40, stall=0.2)

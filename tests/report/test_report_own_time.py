@@ -57,10 +57,8 @@ def test_stalls_that_the_profiler_caused_are_no_time_of_the_loop(phase):
     for key, seconds in plain.seconds.items():
         assert rank.seconds[key] == pytest.approx(seconds, abs=0.06), key
     assert verdict_of([*steps_enclosing(rows), *own]).kind is Class.BALANCED
-    assert (
-        verdict_of([*steps_enclosing(rows), *((*span, {"kind": "another"}) for span in spans)]).kind
-        is not Class.BALANCED
-    )
+    kept = metrics_of([*steps_enclosing(rows), *((*span, {"kind": "another"}) for span in spans)]).ranks[0]
+    assert kept.loop > 1.3 * plain.loop
 
 
 def test_collections_of_the_profilers_objects_are_not_the_scripts():

@@ -71,9 +71,7 @@ _LINES = (
     ),
     (
         LOGGING,
-        re.compile(
-            r"\.(write|write_text|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("
-        ),
+        re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("),
     ),
 )
 # Innermost functions that exchange data with other ranks, and wait for them.

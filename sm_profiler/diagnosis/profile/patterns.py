@@ -28,6 +28,8 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
 
+LEARNING = {"forward", "backward", "optimizer", "compiled"}
+
 
 def worst_stalls(case: Case) -> Rank | None:
     """Return the rank that loses most in long steps; None if none does."""
@@ -86,6 +88,15 @@ def _of_calls(rank: Rank, case: Case) -> bool:
     return float(named[long].sum() - np.median(named[~long]) * long.sum()) >= limits.MAJORITY * beyond
 
 
+def _learn(rank: Rank, case: Case) -> bool:
+    """Return whether what makes long steps long is learning: passes and updates that an algorithm does now and then."""
+    if rank.stalls.where != parts.UNKNOWN:
+        return rank.stalls.where in LEARNING
+    seen = [one for one in case.metrics.samples.stacks if one.process == rank.name and one.long]
+    spent = sum(one.seconds for one in seen if {one.phase, case.seen.activity(one)} & LEARNING)
+    return spent > limits.MAJORITY * sum(one.seconds for one in seen)
+
+
 def _lines(rank: Rank, case: Case) -> tuple[Location, ...]:
     """Return the lines of long steps; outside the phases for stalls that surround evaluations."""
     if rank in case.ranks or rank.stalls.where != "outside":
@@ -98,7 +109,7 @@ def periodic(case: Case) -> Found | None:
     rank = worst_stalls(case)
     if rank is None or rank.stalls.period is None or rank.stall_share < limits.FLOOR or long_steps_may_wait(rank, case):
         return None  # without a period, or long only because of collections
-    if _of_calls(rank, case):
+    if _of_calls(rank, case) or _learn(rank, case):
         return None
     if not rank.stalls.exact and _are_slices(rank, case):
         return None
@@ -109,7 +120,7 @@ def periodic(case: Case) -> Found | None:
     elif where == "wait":
         advice = "periodic_wait"
     else:
-        advice = "periodic_outside" if where in ("outside", parts.DECLARED, parts.UNKNOWN) else "periodic_inside"
+        advice = "periodic_outside"
     words = {
         "about": "" if stalls.exact else "about ",
         "period": stalls.period,
