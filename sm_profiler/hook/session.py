@@ -130,6 +130,7 @@ class Session(StepObserver):
         self.adapters: list[FrameworkAdapter] = []
         self.armed: list[str] = []
         self._leader: FrameworkAdapter = NoFramework()
+        self._detailed: Collector | None = None  # of the framework that leads
         if make_adapter is not None:
             self._leader = make_adapter(self)
             self.adapters.append(self._leader)
@@ -190,12 +191,13 @@ class Session(StepObserver):
             self._let_lead(adapter)
 
     def _let_lead(self, adapter: FrameworkAdapter) -> None:
-        before, now = self._leader.detailed(), adapter.detailed()
         self._leader = adapter
+        before, now = self._detailed, adapter.detailed()  # Keras has none before its backend is loaded
         if now is not None and now is not before:
             if before is not None:
                 self.schedule.leave(before.name, -1)
                 self.discard(before)
+            self._detailed = now
             self.add(now)
 
     # collectors

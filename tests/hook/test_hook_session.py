@@ -56,6 +56,32 @@ def test_an_adapter_that_fails_is_taken_out_and_the_others_record_on(session):
     assert any(event["phase"] == "Forward" for event in events(session.root))
 
 
+def test_the_framework_that_trains_profiles_in_detail_however_late_its_window_is_known(session):
+    """Keras, which has none until its backend is loaded, left JAX's in place, and no operator of TensorFlow was recorded."""
+    windows = {name: Recording() for name in ("jax", "tensorflow")}
+    for name, collector in windows.items():
+        collector.name = f"{name}'s"
+    known = []
+
+    class Keras(Adapter):
+        framework = "keras"
+
+        def detailed(self):
+            return windows["tensorflow"] if known else None
+
+    class Framework(Adapter):
+        def detailed(self):
+            return windows[self.framework]
+
+    jax, tensorflow = (type(name, (Framework,), {"framework": name})(session) for name in windows)
+    session.arm(jax)
+    session.arm(Keras(session), first=True)
+    known.append(True)
+    session.arm(tensorflow)
+    session.lead(tensorflow)
+    assert [session.has(one.name) for one in windows.values()] == [False, True]
+
+
 ANSWERS = ("detailed", "rank", "training_thread", "is_helper", "is_set_up", "uses_gpu", "complete")
 
 
