@@ -184,17 +184,36 @@ class Operators(Recorded):
 
 
 @attrs.frozen(kw_only=True)
+class CompiledStack(Fields):
+    """Operations of compiled functions that were traced in the same calls.
+
+    Attributes:
+        frames: file, line and function of the script's calls, the outermost first.
+        operation: what they compute: `dot_general`.
+        us: microseconds of all threads.
+        updates: they are the optimizer's.
+        source: text of the innermost line.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    operation: str = ""
+    us: float = 0.0
+    updates: bool | None = None
+    source: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class CompiledWork(Recorded):
     """The work of the compiled functions that compute gradients, by the operations of a detailed window.
 
     Attributes:
         optimizer: the optimizer's share of the time.
-        lines: file, line and function of the script's calls of the optimizer, those with the most time first.
+        stacks: the calls in which it was traced, the most expensive first; TensorFlow keeps none.
     """
 
     phase: ClassVar[str] = event_names.COMPILED_WORK
     optimizer: float = 0.0
-    lines: tuple[Frame, ...] = ()
+    stacks: tuple[CompiledStack, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

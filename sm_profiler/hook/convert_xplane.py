@@ -12,10 +12,11 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask, Numbering
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
-from sm_profiler.formats.recorded import CompiledWork, Frame
+from sm_profiler.formats.recorded import CompiledStack, CompiledWork, Frame
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.formats.xplane_reader import HOST, Origin, XplaneEvents, XplaneTrace, read_xplane
-from sm_profiler.hook.frames import is_library, shown
+from sm_profiler.hook.frames import is_library
+from sm_profiler.hook.stacks import shown_file, source_line
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -58,7 +59,8 @@ def phase_of(origin: Origin, *, tensorflow: bool) -> str:
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
 _WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do
 _CALL = "StatefulPartitionedCall/"  # starts the names of all that a tf.function runs
-MAX_LINES = 5  # of the script that are named
+_INNER = "<locals>."  # ends what qualifies the name of a function in a function
+MAX_STACKS = 100  # of compiled functions
 _EDGE_US = 60_000_000  # before the first step and after the last: a profiler starts and stops there, and clocks differ
 _JIT = "jit_"  # starts JAX's names of modules, before that of the compiled function
 
@@ -127,8 +129,8 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
             args["op_name"] = origin.name
         if part := _phase_of(origin, str(name), framework):
             args["phase"] = part
-        if traced := _script_line(origin):
-            args["line"] = f"{traced[0]}:{traced[1]}"
+        if traced := _script_calls(origin):
+            args["line"] = f"{traced[-1][0]}:{traced[-1][1]}"
         if number >= 0:
             args["step_num"] = int(number)
         if op:
@@ -153,9 +155,17 @@ def _phase_of(origin: Origin, name: str, framework: str) -> str:
     return phase_of(known, tensorflow=framework == "tensorflow")
 
 
-def _script_line(origin: Origin) -> Frame | None:
-    """Return the script's innermost call that an operation comes from."""
-    return next((place for place in origin.calls if place[0] and not is_library(place[0])), None)
+def _script_calls(origin: Origin) -> list[Frame]:
+    """Return the script's calls that an operation comes from, the outermost first.
+
+    XLA repeats those of a function that it has inlined.
+    """
+    calls = [
+        (shown_file(file), line, name.rpartition(_INNER)[2])
+        for file, line, name in reversed(origin.calls)
+        if file and not is_library(file)
+    ]
+    return list(dict.fromkeys(calls))
 
 
 def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: str = "") -> CompiledWork | None:
@@ -176,13 +186,19 @@ def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: s
     whole = float(own[learns].sum())
     if whole <= 0:
         return None
-    spent = Counter[Frame]()
-    for at in np.flatnonzero(updates):
-        if place := _script_line(origins.of(chosen[at])):
-            file, line, function = place
-            spent[shown(file), line, function] += own[at]
-    lines = tuple(place for place, _ in spent.most_common(MAX_LINES))
-    return CompiledWork(optimizer=round(float(own[updates].sum()) / whole, 4), lines=lines)
+    spent = Counter[tuple[tuple[Frame, ...], str, bool]]()
+    for at in np.flatnonzero(learns):
+        origin = origins.of(chosen[at])
+        if frames := tuple(_script_calls(origin)):
+            spent[frames, origin.name.rpartition("/")[2], bool(updates[at])] += own[at]
+    stacks = tuple(
+        CompiledStack(
+            frames=frames, operation=operation, us=round(float(taken) / 1000, 1), updates=is_update or None,
+            source=source_line(*frames[-1][:2]),
+        )
+        for (frames, operation, is_update), taken in spent.most_common(MAX_STACKS)
+    )  # fmt: skip
+    return CompiledWork(optimizer=round(float(own[updates].sum()) / whole, 4), stacks=stacks)
 
 
 def _own_ns(events: XplaneEvents) -> Floats:

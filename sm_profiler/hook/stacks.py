@@ -120,20 +120,9 @@ class StackReader:
 
     def _place(self, code: CodeType, line: int | None) -> Place:
         name = code.co_filename
-        return self._shown.get(name) or self._show(name), line or code.co_firstlineno, _name(code)
-
-    def _show(self, name: str) -> str:
-        """Return a file's name as the report shows it: below the working folder, relative to it."""
-        try:
-            folder = os.getcwd() + os.sep  # as text, once a file
-        except OSError:  # the folder was removed
-            folder = os.sep
-        if cell := cell_name(name):
-            self._shown[name] = cell
-            return cell
-        shown = name[len(folder) :] if name.startswith(folder) and len(folder) > 1 else name
-        self._shown[name] = shown = sys.intern(shown if len(shown) <= MAX_NAME else f"…{shown[-MAX_NAME:]}")
-        return shown
+        if name not in self._shown:
+            self._shown[name] = sys.intern(shown_file(name))
+        return self._shown[name], line or code.co_firstlineno, _name(code)
 
     def _origin(self, name: str) -> int:
         if len(self._origins) >= MAX_FILES:
@@ -151,6 +140,18 @@ class StackReader:
             origin = _USER
         self._origins[name] = origin
         return origin
+
+
+def shown_file(name: str) -> str:
+    """Return a file's name as the report shows it: below the working folder, relative to it."""
+    if cell := cell_name(name):
+        return cell
+    try:
+        folder = os.getcwd() + os.sep  # as text
+    except OSError:  # the folder was removed
+        folder = os.sep
+    shown = name[len(folder) :] if name.startswith(folder) and len(folder) > 1 else name
+    return shown if len(shown) <= MAX_NAME else f"…{shown[-MAX_NAME:]}"
 
 
 def _script_folder() -> str:

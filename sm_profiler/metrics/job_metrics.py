@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import AtLine, Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
+from sm_profiler.formats.recorded import AtLine, Callback, CompiledWork, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.formatting import shorten
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
@@ -32,7 +32,7 @@ from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, 
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, read_args, rename_processes, since
 from sm_profiler.metrics.roles import Switches
-from sm_profiler.metrics.sample_fold import Samples
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.stalls import (
     Iterations,
     Stalls,
@@ -257,6 +257,19 @@ class JobMetrics:
     def recorded(self, kind: type[Kind]) -> Records[Kind]:
         """Return the occurrences of a kind; none if it was not recorded."""
         return self.records.get(kind.phase, Records())
+
+    @property
+    def inside_compiled(self) -> Samples:
+        """Time inside compiled functions, by the calls in which their operations were traced."""
+        stacks, sources = [], {}
+        for record in self.recorded(CompiledWork).longest:
+            for one in record.args.stacks:
+                places = tuple(Place(*frame) for frame in one.frames)
+                if places and one.us > 0:
+                    phase = "optimizer" if one.updates else "compiled"
+                    stacks.append(Sampled(record.process, phase, False, places, one.operation, one.us / 1e6, 1))
+                    sources[places[-1].file, places[-1].line] = one.source or ""
+        return Samples(tuple(stacks), sources)
 
     @property
     def duration(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -28,9 +28,10 @@ MAX_SOURCE = 40  # characters of a cell's line in its name
 ROW = 20
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
+INSIDE = "inside compiled"
 _TITLES = {
     "start": "Before the first step", "first_steps": "In the slow first steps", "worker": "In the loader's workers", "end": "After the last step",
-    "gc": "Lines that cause garbage collections", "outside": "Outside the phases, and between them",
+    INSIDE: "Inside the compiled functions, in a detailed window", "gc": "Lines that cause garbage collections", "outside": "Outside the phases, and between them",
 }  # fmt: skip
 _ORDER = (
     "start", "first_steps", "wait", "worker", "forward", "backward", "optimizer", "compiled", "outside", "evaluation",
@@ -101,8 +102,8 @@ def part_of(finding: Finding, location: Location) -> str:
     return f"{percent(location.share)} of the lost time"
 
 
-def graphs(samples: Samples) -> list[Graph]:
-    """Return the graphs of the phases that take time, in the order of a step."""
+def graphs(samples: Samples, inside: Samples | None = None) -> list[Graph]:
+    """Return the graphs of the phases that take time, in the order of a step, and of what compiled functions do."""
     by_phase: dict[str, list[Sampled]] = {}
     for stack in samples.stacks:
         by_phase.setdefault(_phase(stack), []).append(stack)
@@ -110,10 +111,11 @@ def graphs(samples: Samples) -> list[Graph]:
     sums = {phase: sum(stack.seconds for stack in stacks) for phase, stacks in by_phase.items()}
     chosen = sorted((phase for phase in sums if sums[phase] > MIN_PHASE * whole), key=lambda phase: -sums[phase])
     chosen = sorted(chosen[:MAX_GRAPHS], key=lambda phase: (_ORDER.index(phase) if phase in _ORDER else 99, phase))
-    return [_graph(phase, by_phase[phase], samples) for phase in chosen]
+    found = [_graph(phase, by_phase[phase], samples) for phase in chosen]
+    return [*found, _graph(INSIDE, inside.stacks, inside)] if inside and inside.stacks else found
 
 
-def _graph(phase: str, stacks: list[Sampled], samples: Samples) -> Graph:
+def _graph(phase: str, stacks: Sequence[Sampled], samples: Samples) -> Graph:
     root = tree(stacks)
     drawn = list(_layout(root))[:MAX_FRAMES]
     depth = max((part[1] for part in drawn), default=0) + 1

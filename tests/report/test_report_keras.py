@@ -36,8 +36,9 @@ def test_a_compiled_step_is_no_time_between_phases():
     assert verdict.kind is Class.BALANCED
 
 
-def worked(rows, optimizer, *lines):
-    args = {"optimizer": optimizer, "lines": list(lines)}
+def worked(rows, optimizer, *frames):
+    stacks = [{"frames": list(frames), "operation": "mul", "us": 9.5, "updates": True, "source": "tx.update(g)"}]
+    args = {"optimizer": optimizer, "stacks": [*stacks, {"frames": [], "us": 2.0}, {"frames": ["x"], "us": "y"}]}
     return [(event_names.COMPILED_WORK, "compiled functions", 1.0, 0.1, "algo-1-0", -1, args), *rows]
 
 
@@ -49,7 +50,7 @@ def test_an_optimizer_within_a_compiled_function_is_seen_in_its_operations(optim
     assert main.kind is kind
     if kind is Class.OPTIMIZER_BOUND:
         assert main.confidence == "medium"
-        assert [place.line for place in main.where] == [14]
+        assert [(place.line, place.share, place.source) for place in main.where] == [(14, 1.0, "tx.update(g)")]
         assert "compiled function already" in main.next_step
         assert "run_eagerly" not in main.next_step
 

@@ -41,7 +41,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS, PYTORCH
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Compile, CompiledWork, Operators, place_of
+from sm_profiler.formats.recorded import Compile, Operators, place_of
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -1010,9 +1010,12 @@ def _is_by_hand(case: Case) -> bool:
 def _lines_of_optimizer(case: Case) -> tuple[Location, ...]:
     if _is_by_hand(case):
         return lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")
-    traced = [place for record in case.metrics.recorded(CompiledWork).longest for place in record.args.lines]
-    timed = lines_of_phase(case.metrics, "optimizer") or tuple(Location(*place, 0.0) for place in dict.fromkeys(traced))
-    return timed or lines_of_phase(case.metrics, "compiled", "between")  # the call that runs the steps
+    if timed := lines_of_phase(case.metrics, "optimizer"):
+        return timed
+    traced = case.metrics.inside_compiled
+    lines = Lines.of(one for one in traced.stacks if one.phase == "optimizer")
+    found = lines.locations(lines.weights(), attrs.evolve(case.metrics, samples=traced), least=1)
+    return found or lines_of_phase(case.metrics, "compiled", "between")  # the call that runs the steps
 
 
 _OF_TORCH = re.compile(r"^torch\.optim\.")
