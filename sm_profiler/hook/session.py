@@ -316,8 +316,12 @@ class Session(StepObserver):
     @property
     def source(self) -> str:
         """Name of this process in file names: `<rank or pid>-<node>`."""
-        rank = self.find_rank() if self._recorder is None else self.rank
+        rank = self._known_rank()
         return source_name(os.getpid() if rank is None else rank, self.node)
+
+    def _known_rank(self) -> int | None:
+        """Return the rank that the files have, or would have by now."""
+        return self.find_rank() if self._recorder is None else self.rank
 
     def training_thread(self) -> int | None:
         """Return the id of the thread that trains."""
@@ -660,12 +664,13 @@ class Session(StepObserver):
                 states.setdefault(name, f"unavailable: {UNSUPPORTED}")
         states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
         recorder, clock, padding = self._recorder, kernel_clock(), self.padding.parts()
+        rank = self._known_rank()
         return {
             "version": __version__,
             "framework": self.adapter.framework,
             "node": self.node,
-            "rank": self.rank,
-            "world_size": None if self.rank is None else settings.world_size_from(),
+            "rank": rank,
+            "world_size": None if rank is None else settings.world_size_from(),
             "pid": os.getpid(),
             "container_us": self._birth.container_us,
             "process_us": self._birth.process_us,

@@ -277,9 +277,9 @@ def test_the_first_step_is_never_reached():
     }) for rank in range(3)]  # fmt: skip
     report = report_from(rows)
     main = report.verdict.main
-    assert main.kind is Class.HANG
+    assert (main.kind, main.label) == (Class.HANG, "The training did not begin")
     assert main.headline == (
-        "The training has not begun: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
+        "The training did not begin: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
         "2 others wait for it."
     )
     found = json.loads(to_json(report))["hang"]

@@ -303,7 +303,7 @@ def worded(cause: ProfileCause, found: Found, case: Case) -> Finding:
     return Finding(
         cause.kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
         lost, found.of, where=where, ranks=found.ranks,
-        larger_batch=found.larger_batch,
+        larger_batch=found.larger_batch, label=found.label,
     )  # fmt: skip
 
 
