@@ -14,7 +14,7 @@ from importlib import import_module
 from multiprocessing import parent_process
 from typing import Any
 
-from sm_profiler.config import Profile, load_profile
+from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.process_end import NEVER_STARTED
@@ -398,7 +398,7 @@ def _start() -> Session | None:
     if source is None:
         _report_missing_configuration()
         return None
-    profile = load_profile(source.text)
+    profile = source.profile()
     problems = [*profile.warnings, *filter(None, (misspelt(), *(one.problem() for one in _OF_EACH_RANK)))]
     if problems and _reports():
         for problem in problems:

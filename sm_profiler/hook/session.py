@@ -18,7 +18,7 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler._version import __version__
-from sm_profiler.config import Profile, load_profile
+from sm_profiler.config import Profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
@@ -443,8 +443,8 @@ class Session(StepObserver):
         try:
             if source.path.stat().st_mtime_ns == source.changed:
                 return
-            self._source = settings.read_config(source.path)
-            profile = load_profile(self._source.text)
+            self._source = source.again()
+            profile = self._source.profile()
         except (OSError, ValueError) as error:  # ConfigError is a ValueError
             problem = f"the changed configuration is ignored: {error}"
             if problem != self._reload_problem:

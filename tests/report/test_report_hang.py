@@ -330,7 +330,10 @@ def test_the_sentence_names_the_machine_of_a_node():
     ]
     report = report_from([*rows, *stops], metadata=tuple(metadata))
     assert "algo-2-1 (gpu02) has been at train.py:30 in step" in report.verdict.main.headline
-    assert report.metrics.with_hosts("algo-1, algo-1-0, algo-12, /a/algo-2") == "algo-1 (gpu01), algo-1-0, algo-12, /a/algo-2"
+    assert (
+        report.metrics.with_hosts("algo-1, algo-1-0, algo-12, /a/algo-2")
+        == "algo-1 (gpu01), algo-1-0, algo-12, /a/algo-2"
+    )
     metadata[1]["identity"] = {"host": "algo-2"}  # as on SageMaker
     report = report_from([*rows, *stops], metadata=tuple(metadata))
     assert "algo-2-1 has been at train.py:30 in step" in report.verdict.main.headline
