@@ -7,11 +7,14 @@ lowest free number: if the script had closed our file, its next one would get th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import resource
 import stat
+from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 _MOST = 4096  # forks copy the table of descriptors up to the highest number
@@ -32,6 +35,19 @@ def moved_up(file: int) -> int:
 
 class NotRegularError(OSError):
     """A path is that of a pipe, a device or a folder."""
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside a file, which becomes that file; after an error, as of a full disk, nothing is left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def open_regular(path: str | os.PathLike[str], *, flags: int = 0) -> BinaryIO:

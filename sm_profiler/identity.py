@@ -76,7 +76,7 @@ def identity(
     for key, names in _FROM_LABELS.items():
         found.setdefault(key, _first(labels, names))
     if not (in_pod or inside):  # the user of a container is the image's, mostly root
-        found["user"] = found["user"] or _login()
+        found["user"] = found["user"] or ("" if os.getuid() == 0 else login_name(environment))
     if not inside:  # there it is algo-1, or an address that another machine gets later
         found.setdefault("host", socket.gethostname())
     found |= {LABEL + key: value for key, value in labels.items()}
@@ -147,16 +147,18 @@ def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((values[name] for name in names if values.get(name)), "")
 
 
-def _login() -> str:
+def login_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the name of the user that this process runs as.
+
+    In a container, the user of a cluster often has no entry among the users: then USER or LOGNAME has the name, as Slurm
+    and Apptainer pass it on, and without them it is the number.
+    """
+    import pwd
+
     try:
-        import pwd  # only Unix has it
-    except ImportError:
-        return ""
-    try:
-        entry = pwd.getpwuid(os.getuid())
-    except (KeyError, OSError):  # the number is what %u in a path is, too
-        return str(os.getuid())
-    return "" if entry.pw_uid == 0 else entry.pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (KeyError, OSError):
+        return environment.get("USER") or environment.get("LOGNAME") or str(os.geteuid())
 
 
 def _text(path: str | Path) -> str:

@@ -27,6 +27,7 @@ from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED, misspelt
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
+    from sm_profiler.hook.settings import ConfigText
     from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
@@ -169,18 +170,16 @@ class Configuration:
     """Configuration of a run.
 
     Attributes:
-        text: its JSON.
+        source: its text and file.
         origin: its file or variable, for display.
         variables: environment variables that pass it to the script.
         folder: the run's folder if it was created for this run.
-        path: its file; None for a text of the environment.
     """
 
-    text: str
+    source: ConfigText
     origin: str
     variables: dict[str, str]
     folder: Path | None = None
-    path: Path | None = None
 
 
 def find_configuration(given: Path | None, name: str, out: Path | None = None) -> Configuration:
@@ -199,17 +198,15 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
     try:
         if given is not None:
             variables = {CONFIG.name: str(given.resolve())}
-            return Configuration(read_config(given).text, printable(given), variables, path=given)
+            return Configuration(read_config(given), printable(given), variables)
         found = find_config(os.environ) if out is None else None
         if found is not None:
-            return Configuration(found.text, printable(found.path or f"${CONFIG.name}"), {}, path=found.path)
+            return Configuration(found, printable(found.path or f"${CONFIG.name}"), {})
         path = default_config(profile_folder(name, out))
-        text = path.read_text("utf-8")
+        source = read_config(path)
     except OSError as error:
         raise ProfilerError(f"{error.filename or 'the current folder'}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
-    return Configuration(text, "default", {CONFIG.name: str(path)}, path.parent, path)
+    return Configuration(source, "default", {CONFIG.name: str(path)}, path.parent)
 
 
 def environment_of(config: Configuration, name: str) -> dict[str, str]:
@@ -366,7 +363,6 @@ def run(
     Raises:
         ProfilerError: the command cannot be started, or the folder cannot be written to.
     """
-    from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
     from sm_profiler.formats.layout import TRACE_FOLDER
     from sm_profiler.formats.trace_recovery import recover_traces
@@ -375,7 +371,7 @@ def run(
     from sm_profiler.monitor.place import settle, with_variables
     from sm_profiler.monitor.run_state import write_state
 
-    profile = load_profile(config.text)
+    profile = config.source.profile()
     for problem in filter(None, (*profile.warnings, misspelt())):
         say(printable(problem))
     environment = {**environment_of(config, name), REPORTED.name: "1"}
@@ -383,7 +379,7 @@ def run(
     root = rooted(profile.local_path)
     say(f"configuration: {config.origin}")
     say(f"writing the profile to {printable(root)}")
-    registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.path)
+    registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.source.path)
     write_state(root)
     began, kills = time.monotonic(), oom_kills()
     ended, recorded = Ended(1), False

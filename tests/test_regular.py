@@ -1,11 +1,12 @@
 """Only regular files are read: a pipe would wait for a writer, a device may have no end."""
 
+import errno
 import os
 import socket
 
 import pytest
 
-from sm_profiler.descriptors import read_regular
+from sm_profiler.descriptors import read_regular, written_whole
 from sm_profiler.hook import memory, stacks
 
 
@@ -68,3 +69,20 @@ def test_a_writer_that_waits_for_a_reader_of_its_pipe_goes_on_waiting(tmp_path):
 def test_a_source_is_read_in_its_encoding(tmp_path):
     (file := tmp_path / "code.py").write_bytes("# coding: latin-1\nx = 'é'\r\ny = 2\x0c3".encode("latin-1"))
     assert [stacks.source_line(str(file), line) for line in (0, 2, 3, 4)] == ["", "x = 'é'", "y = 2\x0c3", ""]
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path):
+    """A window's statistics that did not fit took the last megabyte of the disk from the profile."""
+
+    def write(content):
+        with written_whole(tmp_path / "a" / "stats") as temporary:
+            temporary.write_bytes(content)
+            if not content:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write(b"")
+    assert list((tmp_path / "a").iterdir()) == []
+    write(b"whole")
+    assert (tmp_path / "a" / "stats").read_bytes() == b"whole"
+    assert len(list((tmp_path / "a").iterdir())) == 1

@@ -29,7 +29,7 @@ from sm_profiler.config.profile import (
     load_profile,
     suggestion,
 )
-from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA, path_problems
+from sm_profiler.container import CHECKPOINTS, OPT_ML, OUTPUT_DATA, path_problems
 from sm_profiler.printable import printable
 
 _WHAT = {
@@ -216,7 +216,13 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
     elif profile.s3_output_path and profile.s3_output_path.startswith(S3):
         yield f"The profile is stored under {profile.s3_output_path.rstrip('/')}/<job name>/profiler-output."
     elif not profile.s3_output_path:
-        yield "No S3OutputPath is set: an Estimator uses the job's output path, boto3 does not."
+        of_service = "in SageMaker, an Estimator uses the job's output path, boto3 does not"
+        if job:
+            yield f"No S3OutputPath is set: {of_service.removeprefix('in SageMaker, ')}."
+        elif profile.local_path.startswith(f"{OPT_ML}/"):
+            yield f"No S3OutputPath is set: {of_service}; elsewhere, the profile stays on the machine, in LocalPath."
+        else:
+            yield f"No S3OutputPath is set: the profile stays in {profile.local_path}."
 
 
 def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterator[str]:

@@ -27,8 +27,9 @@ TEMPORARY = ".tmp"
 IGNORED_FOLDER = ".sagemaker-ignore"
 EXIT_FOLDER = f"{IGNORED_FOLDER}/exits"  # `<source>_<pid>_<time>`: the record of a process, a line end, and its exit code as a byte
 
-STOP_FOLDER = f"{IGNORED_FOLDER}/stops"  # `<source>_<pid>`: not empty once a signal has asked the process to stop
-LOADING_FOLDER = f"{IGNORED_FOLDER}/loading"  # the same of a process without a step: its stack at the signal
+# `<source>_<pid>_<signal>`: the record of a process, and a line end; once that signal has ended it, its stack at the signal.
+STOP_FOLDER = f"{IGNORED_FOLDER}/stops"
+LOADING_FOLDER = f"{IGNORED_FOLDER}/loading"  # the same of a process that has recorded nothing yet
 
 PYTHON_TIMELINE = "pythontimeline"
 MODEL_TIMELINE = "model_timeline"

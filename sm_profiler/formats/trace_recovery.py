@@ -69,11 +69,15 @@ def recover_traces(
     kills, count = oom_kills() if stopped is False and count_kills else None, 0
     for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(Exception), _claimed(path) as fd:  # a damaged file stays as it is
-            stack = _stack_at_stop(Path(root), path, source)
-            asked = stopped if stopped is None else stopped or bool(stack)
-            end_us = _close_array(path, fd, stopped=asked, kills=kills, place=_place_in(stack))
+            pid = path.name.rsplit("_", 3)[1]
+            marks = list((Path(root) / STOP_FOLDER).glob(f"{source}_{pid}_*"))
+            _, end = next(filter(None, map(_end_by_signal, marks)), ({}, {}))
+            end_us = _close_array(path, fd, stopped=stopped, kills=kills, end=end)
             publish(Path(root), path, end_us, source, kind)
             count += 1
+            for mark in marks:
+                mark.unlink(missing_ok=True)
+    count += len(_recover_marks(Path(root) / STOP_FOLDER, node))
     if stopped:
         count += len(recover_loading(Path(root), node))
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
@@ -174,34 +178,47 @@ def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
             yield path, source, kind
 
 
-def _stack_at_stop(root: Path, path: Path, source: str) -> str:
-    """Return where a signal found the process of an open file that asked it to stop (`hook.process_end`); "" if none did."""
-    pid = path.name.rsplit("_", 3)[1]
-    try:
-        with open_regular(root / STOP_FOLDER / f"{source}_{pid}", flags=os.O_NOFOLLOW) as file:
-            return file.read(_MAX_RECORD).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def recover_loading(root: Path, node: str | None) -> set[int]:
-    """Write records of the processes that were asked to stop before their first steps; return their ids."""
+    """Write records of the processes that a signal ended before they recorded anything; return their ids."""
+    return _recover_marks(root / LOADING_FOLDER, node)
+
+
+def ended_by_signal(folder: Path) -> list[Path]:
+    """Return the marks of the processes that a signal ended, as it asked them to stop (`hook.process_end`).
+
+    Args:
+        folder: `STOP_FOLDER` or `LOADING_FOLDER` of a profile.
+    """
+    return [path for path in sorted(folder.glob("*_*_*")) if _end_by_signal(path)]
+
+
+def _recover_marks(folder: Path, node: str | None) -> set[int]:
+    """Write how processes ended by a signal of which no file is open; return their ids."""
     found = set[int]()
-    for path in sorted((root / LOADING_FOLDER).glob("*_*")):
-        source, pid = path.name.rsplit("_", 1)
-        number, _, own = source.partition("-")
-        if _alive(pid) or (node is not None and own != node):
+    for path in sorted(folder.glob("*_*_*")):
+        source, pid, _ = path.name.rsplit("_", 2)
+        if _alive(pid) or (node is not None and not source.endswith(f"-{node}")):
             continue
-        with contextlib.suppress(OSError, ValueError):
-            at_us, text = path.stat().st_mtime_ns // 1000, path.read_text("utf-8", "replace")[:_MAX_RECORD]
+        with contextlib.suppress(Exception):  # a damaged file stays as it is
+            ended = _end_by_signal(path)
             path.unlink()  # by one process only
-            if not text:
-                continue
-            rank = {} if number == pid else {"rank": int(number)}
-            end = {END: STOPPED, END_US: at_us, END_STEP: 0, END_PLACE: _place_in(text)}
-            write_record(root, source, {"version": __version__, "node": own, "pid": int(pid), **rank, **end})
-            found.add(int(pid))
+            if ended is not None:
+                write_record(folder.parents[1], source, {**ended[0], **ended[1]})
+                found.add(int(ended[0]["pid"]))
     return found
+
+
+def _end_by_signal(mark: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the record of a process that a signal ended, and how; None if none has."""
+    with contextlib.suppress(OSError, ValueError), open_regular(mark, flags=os.O_NOFOLLOW) as file:
+        record, _, stack = file.read(_MAX_RECORD).partition(b"\n")
+        if stack:
+            code, at_us = 128 + int(mark.name.rpartition("_")[2]), os.fstat(file.fileno()).st_mtime_ns // 1000
+            step = {END_STEP: 0} if mark.parts[-2] == Path(LOADING_FOLDER).name else {}
+            place = _place_in(stack.decode("utf-8", "replace"))
+            at = {END_PLACE: place} if place else {}
+            return json.loads(record), {END: STOPPED, END_CODE: code, END_US: at_us, **at, **step}
+    return None
 
 
 def _place_in(stack: str) -> str:
@@ -288,8 +305,12 @@ def _alive(pid: str) -> bool:
         return True
 
 
-def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None, place: str) -> int:
-    """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
+def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None, end: Mapping[str, Any]) -> int:
+    """Keep the whole lines of a file and close the array; return the end of its last event in microseconds.
+
+    Args:
+        end: how its process ended, if a signal did that; else empty.
+    """
     if os.fstat(fd).st_size > MAX_LEFT_BYTES:
         raise ValueError(path)
     base_us, end_us, whole, cut = 0.0, 0.0, [], 0
@@ -313,11 +334,11 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
     if not whole:
         path.unlink()
         raise ValueError(path)
-    if stopped is not None and process and END not in process:
+    if (end or stopped is not None) and process and END not in process:
         known = process.get(_DROPPED)
-        process = {**process, _DROPPED: cut + (known if isinstance(known, int) else 0)}
-        at = {END_PLACE: place} if place else {}
-        whole.append(_end_record({**process, **at}, end_us or base_us, stopped=stopped, kills=kills))
+        end = end or _end_of(process, end_us or base_us, stopped=bool(stopped), kills=kills)
+        args = {**process, **end, _DROPPED: cut + (known if isinstance(known, int) else 0)}
+        whole.append(metadata_line(event_names.PROCESS, 0, json.dumps(args)).encode())
     # In place, so that the lock holds until the file has its name; only a cut-off event at the end makes a difference.
     closed, done = b"[\n" + b",\n".join(whole) + b"\n]\n", 0
     while done < len(closed):
@@ -331,9 +352,9 @@ def _time(value: object) -> float:
     return value if isinstance(value, int | float) and 0 <= value < _MAX_US else 0.0
 
 
-def _end_record(process: Mapping[str, Any], end_us: float, *, stopped: bool, kills: int | None) -> bytes:
-    """Return the record of a process that did not exit by itself, with its end."""
+def _end_of(process: Mapping[str, Any], end_us: float, *, stopped: bool, kills: int | None) -> dict[str, Any]:
+    """Return how a process ended that did not exit by itself."""
     before = process.get(OOM_KILLS)
     no_memory = kills is not None and isinstance(before, int) and kills > before
     state = STOPPED if stopped else OUT_OF_MEMORY if no_memory else KILLED
-    return metadata_line(event_names.PROCESS, 0, json.dumps({**process, END: state, END_US: int(end_us)})).encode()
+    return {END: state, END_US: int(end_us)}

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from sm_profiler.descriptors import written_whole
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.recorded import Profiling
@@ -194,12 +195,13 @@ def convert_trace(order: Mapping[str, Any]) -> None:
     start_us, end_us, is_kineto = steps[0][1], steps[-1][1], order["kind"] == KINETO
     try:
         folder = root / detailed_folder(framework, start_us, first)
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{order['source']}{DETAILED_TRACE_SUFFIX if is_kineto else XPLANE_SUFFIX}"
-        temporary = target.with_name(target.name + ".tmp")
-        with raw.open("rb") as plain, gzip.open(temporary, "wb", 3) if is_kineto else temporary.open("wb") as copy:
+        with (
+            written_whole(target) as temporary,
+            raw.open("rb") as plain,
+            gzip.open(temporary, "wb", 3) if is_kineto else temporary.open("wb") as copy,
+        ):
             shutil.copyfileobj(plain, copy)
-        temporary.rename(target)
         (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
         if is_kineto:
@@ -226,11 +228,9 @@ def render_pyinstrument(order: Mapping[str, Any]) -> None:
     for raw, page_of in order["sessions"]:
         source, target = Path(raw), Path(page_of)
         session = Session.from_json(marshal.loads(source.read_bytes()))  # noqa: S302 - the hook has just written it
-        target.parent.mkdir(parents=True, exist_ok=True)
         for renderer, suffix in ((JSONRenderer(), ".json"), (HTMLRenderer(), ".html")):
-            temporary = target.with_name(f"{target.name}{suffix}.tmp")
-            temporary.write_text(renderer.render(session), encoding="utf-8")
-            temporary.rename(target.with_name(target.name + suffix))
+            with written_whole(target.with_name(target.name + suffix)) as temporary:
+                temporary.write_text(renderer.render(session), encoding="utf-8")
         source.unlink()
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from multiprocessing import parent_process
 from typing import Any
 
-from sm_profiler.config import Profile, load_profile
+from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.process_end import NEVER_STARTED
@@ -398,7 +398,7 @@ def _start() -> Session | None:
     if source is None:
         _report_missing_configuration()
         return None
-    profile = load_profile(source.text)
+    profile = source.profile()
     problems = [*profile.warnings, *filter(None, (misspelt(), *(one.problem() for one in _OF_EACH_RANK)))]
     if problems and _reports():
         for problem in problems:
@@ -488,7 +488,6 @@ def _start_late(profile: Profile, source: settings.ConfigText, waited_for: str) 
 def _record_never_started(profile: Profile, source: settings.ConfigText, reason: str) -> None:
     """Record why there are no steps, at the end of a process in which the hook could not start."""
     session = Session(settle(profile), source=source)
-    session.rank = settings.rank_from()
     session.note("profiler", f"{NEVER_STARTED}: {reason}")
     record_end(session.root, session.source, session.describe(), session.timebase.now_us())
 
@@ -512,7 +511,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     leaving = Leaving(partial(_leave, session, os.getpid()), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
-    stops = StopSignals(lambda: (session.root, session.source), session.later, session.guard.failed)
+    stops = StopSignals(lambda: (session.root, session.source), session.describe, session.later, session.guard.failed)
     session.add(stops)
     atexit.register(_record_failed_start, session, os.getpid())
     atexit.register(stops.exit)
@@ -541,11 +540,10 @@ def _record_failed_start(session: Session, pid: int, code: int | None = None) ->
     if session.is_recording or session.closed or os.getpid() != pid or parent_process() is not None:
         return
     with session.guarded("end of the process"):
-        session.rank = session.find_rank()
         if session.is_helper():
             return
         process = session.describe()
-        if session.rank is None and (
+        if process["rank"] is None and (
             settings.may_be_a_tool() or is_recorded_since(session.root, process["process_us"] / 1e6, pid)
         ):
             return

@@ -197,11 +197,12 @@ class StopSignals(Collector):
     """Marks that SIGTERM or SIGHUP ends this process, which no Python code sees: for its record, it was not just killed.
 
     The signals keep their default action. Before it, a handler of faulthandler, which is C's, writes where the process is
-    to a file (`formats.trace_recovery`). A handler of the script replaces it. Where a process is that has made no step is
-    all that is known of it; of others, only that the file is not empty counts.
+    to a file (`formats.trace_recovery`), behind the record of the process: each signal has its own. A handler of the script
+    replaces it.
 
     Args:
         place: returns the profile's folder and the name of this process in it.
+        describe: returns the record of the process.
         later: runs an action on the recorder's thread, since a slow disk must not stall the training.
         failed: takes the name of this collector and an error.
     """
@@ -212,25 +213,25 @@ class StopSignals(Collector):
     def __init__(
         self,
         place: Callable[[], tuple[Path, str]],
+        describe: Callable[[], Mapping[str, Any]],
         later: Callable[[Callable[[], None]], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        self._place, self._later, self._failed = place, later, failed
-        self._file: IO[bytes] | None = None
-        self._path = Path()
+        self._place, self._describe, self._later, self._failed = place, describe, later, failed
+        self._files: dict[int, tuple[Path, IO[bytes]]] = {}
         self._handlers: dict[int, tuple[int, weakref.ref[_File]]] = {}  # address, and what the registration keeps alive
         self._paused: tuple[int, ...] = ()
         self._at_fork = False
         self._beginning = threading.Lock()
 
     def start_loading(self) -> None:
-        """Open the file of a process that makes no step yet, in the folder of a job: any tool may import a framework."""
+        """Open the files of a process that makes no step yet, in the folder of a job: any tool may import a framework."""
         with contextlib.suppress(OSError):
             if (self._place()[0] / IGNORED_FOLDER).is_dir():
                 self._begin(LOADING_FOLDER)
 
     def start(self) -> None:
-        """Open the file."""
+        """Open the files."""
         self._later(self._begin)
 
     def _begin(self, folder: str = STOP_FOLDER) -> None:
@@ -244,18 +245,20 @@ class StopSignals(Collector):
             self._remove()
 
     def _install(self, folder: str) -> None:
-        root, source = self._place()
-        path, before = root / folder / f"{source}_{os.getpid()}", self._path
-        if self._file is not None and folder == LOADING_FOLDER:
+        if self._files and folder == LOADING_FOLDER:
             return  # the first step was quicker
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        if self._file is not None:
-            before.rename(path)
-            return
+        root, source = self._place()
+        process = dict(self._describe())
+        process["start_us"] = process["start_us"] or process["loaded_us"]
+        self.exit()
+        (root / folder).mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.fdopen(moved_up(os.open(self._path, flags, 0o644)), "wb", buffering=0)
-        self._register((signal.SIGTERM, signal.SIGHUP))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            path = root / folder / f"{source}_{os.getpid()}_{int(number)}"
+            file = os.fdopen(moved_up(os.open(path, flags, 0o644)), "wb", buffering=0)
+            self._files[number] = path, file
+            file.write(json.dumps(process).encode() + b"\n")
+        self._register(self._files)
         if not self._at_fork:
             # A child that is ended at once must not leave the mark: a loader's worker is, as a matter of course.
             os.register_at_fork(before=self._pause, after_in_parent=self._resume)
@@ -263,8 +266,8 @@ class StopSignals(Collector):
 
     def _register(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            if self._file is not None and _handler_of(number) == 0:
-                faulthandler.register(number, file := _File(self._file), all_threads=False, chain=True)
+            if number in self._files and _handler_of(number) == 0:
+                faulthandler.register(number, file := _File(self._files[number][1]), all_threads=False, chain=True)
                 self._handlers[number] = _handler_of(number), weakref.ref(file)
 
     def _pause(self) -> None:
@@ -282,12 +285,12 @@ class StopSignals(Collector):
 
     def _remove(self) -> None:
         self._unregister()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for _, file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def forked(self) -> None:
-        """Forget the file in a child, in which the signals are as without the hook."""
+        """Forget the files in a child, in which the signals are as without the hook."""
         self._remove()
 
     def failed(self) -> None:
@@ -295,11 +298,12 @@ class StopSignals(Collector):
         self._remove()
 
     def exit(self) -> None:
-        """Restore the signals, and remove the file."""
-        if self._file is not None:
-            self._remove()
+        """Restore the signals, and remove the files."""
+        paths = [path for path, _ in self._files.values()]
+        self._remove()
+        for path in paths:
             with contextlib.suppress(OSError):  # the folder is gone
-                self._path.unlink()
+                path.unlink()
 
 
 class _File:

@@ -32,6 +32,7 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler.config import CollectorConfig, Profile
+from sm_profiler.descriptors import written_whole
 from sm_profiler.formats.layout import StatsWindow, stats_path
 from sm_profiler.hook import convert
 from sm_profiler.hook.adapter import Collector
@@ -572,7 +573,5 @@ class PythonCollector(Collector):
                 raw.write_bytes(content)
                 self._raw.append((str(raw), str(path.with_suffix(""))))
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.write_bytes(content)
-            temporary.rename(path)
+            with written_whole(path) as temporary:
+                temporary.write_bytes(content)

@@ -18,7 +18,7 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler._version import __version__
-from sm_profiler.config import Profile, load_profile
+from sm_profiler.config import Profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
@@ -318,8 +318,12 @@ class Session(StepObserver):
     @property
     def source(self) -> str:
         """Name of this process in file names: `<rank or pid>-<node>`."""
-        rank = self.find_rank() if self._recorder is None else self.rank
+        rank = self._known_rank()
         return source_name(os.getpid() if rank is None else rank, self.node)
+
+    def _known_rank(self) -> int | None:
+        """Return the rank that the files have, or would have by now."""
+        return self.find_rank() if self._recorder is None else self.rank
 
     def training_thread(self) -> int | None:
         """Return the id of the thread that trains."""
@@ -441,8 +445,8 @@ class Session(StepObserver):
         try:
             if source.path.stat().st_mtime_ns == source.changed:
                 return
-            self._source = settings.read_config(source.path)
-            profile = load_profile(self._source.text)
+            self._source = source.again()
+            profile = self._source.profile()
         except (OSError, ValueError) as error:  # ConfigError is a ValueError
             problem = f"the changed configuration is ignored: {error}"
             if problem != self._reload_problem:
@@ -662,12 +666,13 @@ class Session(StepObserver):
                 states.setdefault(name, f"unavailable: {UNSUPPORTED}")
         states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
         recorder, clock, padding = self._recorder, kernel_clock(), self.padding.parts()
+        rank = self._known_rank()
         return {
             "version": __version__,
             "framework": self.adapter.framework,
             "node": self.node,
-            "rank": self.rank,
-            "world_size": None if self.rank is None else settings.world_size_from(),
+            "rank": rank,
+            "world_size": None if rank is None else settings.world_size_from(),
             "pid": os.getpid(),
             "container_us": self._birth.container_us,
             "process_us": self._birth.process_us,

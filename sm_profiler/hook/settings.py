@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import errno
 import functools
 import multiprocessing
 import os
-import stat
 import sys
 import threading
 import time
@@ -32,14 +30,15 @@ from sm_profiler.container import (
     read_resources,
     rooted,
 )
-from sm_profiler.errors import ProfilerError
+from sm_profiler.descriptors import open_regular
+from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.hook.frames import current_frames, stack_of
 from sm_profiler.hook.guard import pass_on, run_bounded
 from sm_profiler.hook.patches import Patches
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import CONFIG_PATH
+from sm_profiler.settings import CONFIG, CONFIG_PATH, Setting
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.start import Registration
@@ -57,18 +56,40 @@ class ConfigText:
         text: the JSON.
         path: its file, which is read again when it changes; None if it comes from the environment or S3.
         changed: mtime of the file in nanoseconds, 0 without a file.
+        place: where it is, and who says so, for messages.
     """
 
     text: str
     path: Path | None = None
     changed: int = 0
+    place: str = "the configuration"
+
+    def profile(self) -> Profile:
+        """Return the profile.
+
+        Raises:
+            ConfigError: the text is not a JSON object.
+        """
+        try:
+            return load_profile(self.text)
+        except ConfigError as error:
+            check = f", and check it with `sm-profiler validate {self.path}`" if self.path else ""
+            raise ConfigError(f"{self.place}: {error}; correct it{check}") from None
+
+    def again(self) -> ConfigText:
+        """Read the file again.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return self if self.path is None else read_config(self.path, self.place)
 
 
 def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | None:
     """Return the profile of this job, or None.
 
     Raises:
-        OSError, UnicodeDecodeError: the named file cannot be read.
+        ConfigError: the named file cannot be read.
         SourceError: the named s3:// address cannot be read.
         ProfilerError: a variable in its name is not set.
         TimeoutError: S3 did not answer in time.
@@ -76,26 +97,42 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
     named = config_from_environment(environment)
     if named:
         if named.lstrip().startswith("{"):
-            return ConfigText(named)
+            return ConfigText(named, place=f"the JSON in {CONFIG.name}")
         named = expanded(named, environment)
-        return _from_s3(named) if named.startswith("s3://") else read_config(rooted(named, environment))
+        return _from_s3(named) if named.startswith("s3://") else _named_by(CONFIG, named, environment)
     path_named = CONFIG_PATH.text(environment)
     if path_named:
-        return read_config(rooted(path_named, environment))
+        return _named_by(CONFIG_PATH, path_named, environment)
     path = rooted(PROFILER_CONFIG, environment)
-    return read_config(path) if path.is_file() else None
+    return read_config(path, f"{path}, the default path") if path.is_file() else None
 
 
-def read_config(path: Path) -> ConfigText:
+def _named_by(variable: Setting, named: str, environment: Mapping[str, str]) -> ConfigText:
+    path = rooted(named, environment)
+    return read_config(path, f"{path}, which {variable.name} names")
+
+
+def read_config(path: Path, place: str = "") -> ConfigText:
     """Read a profile's file.
 
+    Args:
+        path: the file.
+        place: its `ConfigText.place`; by default the path.
+
     Raises:
-        OSError, UnicodeDecodeError: it cannot be read, or is no file: a pipe would wait, and a device may have no end.
+        ConfigError: it cannot be read, or is no file: a pipe would wait, and a device may have no end.
     """
-    state = path.stat()
-    if stat.S_ISFIFO(state.st_mode) or stat.S_ISCHR(state.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return ConfigText(path.read_text("utf-8-sig"), path, state.st_mtime_ns)
+    place = place or str(path)
+    try:
+        with open_regular(path) as file:
+            return ConfigText(file.read().decode("utf-8-sig"), path, os.fstat(file.fileno()).st_mtime_ns, place)
+    except OSError as error:
+        todo = (
+            "write it, or name another one" if isinstance(error, FileNotFoundError) else "name a file that can be read"
+        )
+        raise ConfigError(f"{place}: {error.strerror}; {todo}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: it is not UTF-8: {error}; save it as such") from error
 
 
 def requested_collectors(profile: Profile) -> set[str]:
@@ -150,7 +187,8 @@ def _from_s3(uri: str) -> ConfigText:
         prefix, _, key = uri.rpartition("/")
         return open_storage(prefix).read(key).decode()
 
-    return ConfigText(run_bounded(read, S3_SECONDS, f"no answer from S3 for {S3_SECONDS} seconds: {uri}"))
+    text = run_bounded(read, S3_SECONDS, f"no answer from S3 for {S3_SECONDS} seconds: {uri}")
+    return ConfigText(text, place=f"{uri}, which {CONFIG.name} names")
 
 
 # The monitor and uploader, for jobs without a managed service that does both.
@@ -336,8 +374,8 @@ class Standby:
         try:
             if path is None or path.stat().st_mtime_ns == self._source.changed:
                 return None
-            self._source = read_config(path)
-            profile = load_profile(self._source.text)
+            self._source = self._source.again()
+            profile = self._source.profile()
         except (OSError, ValueError):  # half a file; the next look reads it again
             return None
         return None if profile.disabled else (profile, self._source)

@@ -101,7 +101,8 @@ class RankEnd:
         if self.state in {KILLED, OUT_OF_MEMORY}:
             return "was killed"
         if self.exit_code and not self.error:
-            return f"ended with exit code {self.exit_code}"
+            by_signal = signal_name(self.exit_code)
+            return f"was ended by {by_signal}" if by_signal else f"ended with exit code {self.exit_code}"
         return "failed" if self.state == CRASHED else "ended"
 
     @property
@@ -397,7 +398,10 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         error = (
             secondary if secondary.startswith("Max") else next((one.error for one in ranks if one.state == STOPPED), "")
         )
-        place = next((one.place for one in ranks if one.state == STOPPED and one.place), "")
+        stopped = [one for one in ranks if one.state == STOPPED]
+        place = next((one.place for one in stopped if one.place), "")
+        if code is None:
+            code = next((one.exit_code for one in stopped if one.exit_code is not None), None)
     if state == COMPLETED:
         ranks = [_of_completed(one) for one in ranks]
     elif facts.run and state not in {RUNNING, UNKNOWN} and len(ranks) == 1:

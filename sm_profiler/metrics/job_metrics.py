@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -365,16 +366,31 @@ class JobMetrics:
         return shared
 
     @property
-    def hosts(self) -> str:
-        """Nodes of a job with several, each with its machine, as `algo-1 (gpu01), algo-2 (gpu02)`; "" if none has a name."""
+    def host_names(self) -> dict[str, str]:
+        """Machine of each node of which one is known."""
         names = {node: owner.get("host", "") for node, owner in self.system.owners.items()}
         for one in self.metadata:
             host = (one.get("identity") or {}).get("host")
             if host:
                 names[str(one.get("node"))] = str(host)
-        if len(self.nodes) == 1 or not any(names.values()):
+        return {node: shorten(str(host)) for node, host in names.items() if host}
+
+    def with_hosts(self, text: str) -> str:
+        """Add the machines of the nodes and processes that a sentence names, each once, as `algo-2-9 (gpu02)`."""
+        process = r"(?:-\d+)?" if len(self.nodes) > 1 else ""  # on one node, processes are shown as `rank 0`
+        for node, host in self.host_names.items():
+            if host != node:
+                named = rf"(?<![\w./-]){re.escape(node)}{process}(?![\w/-])"
+                text = re.sub(named, lambda found, host=host: f"{found[0]} ({host})", text, count=1)
+        return text
+
+    @property
+    def hosts(self) -> str:
+        """Nodes of a job with several, each with its machine, as `algo-1 (gpu01), algo-2 (gpu02)`; "" if none has a name."""
+        names = self.host_names
+        if len(self.nodes) == 1 or not names:
             return ""
-        known = [f"{node} ({shorten(names[node])})" if names.get(node) else node for node in self.nodes]
+        known = [f"{node} ({names[node]})" if node in names else node for node in self.nodes]
         more = f" and {len(known) - _SHOWN_NODES} more" if len(known) > _SHOWN_NODES else ""
         return f"{', '.join(known[:_SHOWN_NODES])}{more}"
 

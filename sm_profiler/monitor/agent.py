@@ -183,6 +183,7 @@ class LiveProfile:
     _disabled: bool = attrs.field(default=False, init=False)
     _looked: float = attrs.field(default=float("-inf"), init=False)
     _changed: int = attrs.field(default=0, init=False)
+    _failed: int = attrs.field(default=0, init=False)
 
     def is_off(self) -> bool:
         """Return whether `DisableProfiler` is true."""
@@ -203,8 +204,14 @@ class LiveProfile:
             if changed != self._changed:
                 profile = load_profile(Path(self.config).read_text("utf-8-sig"))
                 self._disabled, self.hook_on, self._changed = profile.disabled, profile.hook_on, changed
-        except (OSError, ValueError):
+            self._failed = 0
+        except FileNotFoundError:
             pass
+        except (OSError, ValueError) as error:
+            self._failed += 1
+            if self._failed == 2 and not self.hook_on:  # no longer half a file; a hook says it in its own log
+                problem = str(error).partition("\n")[0]
+                logger.warning("sm-profiler: the changed configuration %s is ignored: %s", self.config, problem)
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import stat
 import time
@@ -21,6 +20,7 @@ from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
+from sm_profiler.identity import login_name
 from sm_profiler.monitor.node_state import locked
 from sm_profiler.monitor.task import is_own_job, job_name
 from sm_profiler.printable import logger_for, printable
@@ -64,11 +64,8 @@ class Owner:
 
 
 def user_name() -> str:
-    """Return the name of the user that this process runs as, or the number if it has none."""
-    try:
-        return in_path(pwd.getpwuid(os.geteuid()).pw_name)
-    except KeyError:
-        return str(os.geteuid())
+    """Return the name of the user that this process runs as, as a part of a path."""
+    return in_path(login_name())
 
 
 def in_path(text: str) -> str:

@@ -183,7 +183,7 @@ def _advice(rules: Rules, *names: str) -> str:
 
 
 def summary(metrics: JobMetrics, answers: Answers) -> Section:
-    """Start, end, loop, initialization and finalization of the job."""
+    """Start, end, loop, initialization and the time after the loop, in which a job may end or hang."""
     key, title = "summary", "Training job summary"
     found = details(answers.rules, "MaxInitializationTime")
     start, end = number(found.get("job_start", metrics.start)), number(found.get("job_end", metrics.end))
@@ -203,9 +203,9 @@ def summary(metrics: JobMetrics, answers: Answers) -> Section:
         ("Training loop start", utc(first)), ("Training loop end", utc(last)),
         ("Training loop", f"{duration(loop)} ({percent(loop / whole)})"),
         ("Initialization", f"{duration(before)} ({percent(before / whole)})"),
-        ("Finalization", f"{duration(after)} ({percent(after / whole)})"),
+        ("After the loop", f"{duration(after)} ({percent(after / whole)})"),
     ]  # fmt: skip
-    shares = {"Training loop": loop, "Initialization": before, "Finalization": after}
+    shares = {"Training loop": loop, "Initialization": before, "After the loop": after}
     picture = share_ring(shares, "Where the job's time went")
     rule = "MaxInitializationTime"
     fired = answers.fired(rule)

@@ -14,18 +14,28 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import (
+    IGNORED_FOLDER,
+    LOADING_FOLDER,
+    STOP_FOLDER,
+    SYSTEM,
+    SYSTEM_FOLDER,
+    TEMPORARY,
+    TRACE_FOLDER,
+)
 from sm_profiler.formats.process_end import KILLED
 from sm_profiler.formats.trace_recovery import (
     MAX_LEFT_BYTES,
+    ended_by_signal,
     failed_exits,
     record_vanished,
+    recover_loading,
     recover_traces,
     was_killed_here,
 )
@@ -80,21 +90,24 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
             contextlib.suppress(OSError, SourceError),
             open_regular(real_path(base, key.as_posix()), flags=os.O_NOFOLLOW) as file,
         ):
-            size = os.fstat(file.fileno()).st_size
-            if size <= left and (size <= MAX_LEFT_BYTES or not key.name.endswith(TEMPORARY)):
-                target.write_bytes(file.read(size))
-                left -= size
+            state = os.fstat(file.fileno())
+            if state.st_size <= left and (state.st_size <= MAX_LEFT_BYTES or not key.name.endswith(TEMPORARY)):
+                target.write_bytes(file.read(state.st_size))
+                os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
+                left -= state.st_size
     recover_traces(to, stopped=False if killed else None, count_kills=False)
 
 
 def readable_name(key: Path) -> str:
-    """Return the name under which a reader, or `recover_traces`, accepts a file that is still written."""
-    if not key.name.endswith(TEMPORARY):
-        return key.name
+    """Return the name under which a reader, or `recover_traces`, accepts a file that is still written, or of an end."""
     if key.parts[0] == "system":
         return key.name.removesuffix(TEMPORARY)
-    source, *rest = key.name.rsplit("_", 3)
-    return "_".join((source, "copied", *rest[1:]))  # in place of the pid, whose process still runs
+    if not key.name.endswith(TEMPORARY) and key.parts[0] != IGNORED_FOLDER:
+        return key.name
+    parts = key.name.rsplit("_", 3 if key.name.endswith(TEMPORARY) else 2)
+    if len(parts) > 1:
+        parts[1] = f"copied-{parts[1]}"  # no pid, whose process may run, or another one here
+    return "_".join(parts)
 
 
 class LeftStorage:
@@ -102,20 +115,23 @@ class LeftStorage:
 
     Attributes:
         root: the profile's folder.
+        left_open: there are such files; otherwise, it is only known how processes ended.
     """
 
     parallel_reads = 1
 
-    def __init__(self, local: LocalStorage, files: Iterable[Path], exits: Iterable[Path] = ()) -> None:
+    def __init__(self, local: LocalStorage, files: Iterable[Path], ends: Sequence[Path] = ()) -> None:
         self.root = local.root
         self._local = local
         copies = Path(tempfile.mkdtemp(prefix="sm-profiler-"))
         weakref.finalize(self, shutil.rmtree, copies, ignore_errors=True)
         here = host_id(in_container=False)
-        killed, others = list(exits), list[Path]()
+        killed, others = list(ends), list[Path]()
         for path in files:
             (killed if was_killed_here(path, here) else others).append(path)
+        self.left_open = bool(others) or len(killed) > len(ends)
         copy_readable(local.root, killed, copies, killed=True)
+        recover_loading(copies, None)
         copy_readable(local.root, others, copies)
         if not any((root / TRACE_FOLDER).exists() for root in (local.root, copies)):
             for path in others:
@@ -146,8 +162,10 @@ class LeftStorage:
 def with_left_files(local: LocalStorage) -> LocalStorage | LeftStorage:
     """Return a folder with what its job left open; the folder itself if there is nothing."""
     found = [path for path in open_files(local.root) if path.stat().st_size and _is_left(path, local.root)]
-    exits = failed_exits(local.root)
-    return LeftStorage(local, found, exits) if found or exits else local
+    ends = [*failed_exits(local.root), *ended_by_signal(local.root / STOP_FOLDER)]
+    if not (local.root / TRACE_FOLDER).exists():
+        ends += ended_by_signal(local.root / LOADING_FOLDER)
+    return LeftStorage(local, found, ends) if found or ends else local
 
 
 def _record_vanished(path: Path, root: Path, to: Path, host: str) -> None:

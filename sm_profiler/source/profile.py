@@ -138,7 +138,7 @@ class ProfileSource:
     @property
     def left_open(self) -> bool:
         """True if files were left open by processes that are gone."""
-        return isinstance(self.storage, LeftStorage)
+        return isinstance(self.storage, LeftStorage) and self.storage.left_open
 
     @property
     def first_timestamp_us(self) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.config import CollectorConfig, config_from_environment, environment_for, load_profile
+from sm_profiler.config import CollectorConfig, config_from_environment, environment_for, explain, load_profile
 from sm_profiler.errors import ConfigError
 
 FULL = {
@@ -258,3 +258,16 @@ def test_rejects_a_configuration_too_long_for_the_environment():
     with pytest.raises(ConfigError, match="too long"):
         environment_for("x" * 512 * 100)
     assert config_from_environment({}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "job", "line"),
+    [
+        ({"LocalPath": "/tmp/x"}, {}, "No S3OutputPath is set: the profile stays in /tmp/x."),
+        ({}, {"ProfilerConfig": {}}, "No S3OutputPath is set: an Estimator uses the job's output path, boto3 does not."),
+        ({}, {}, "No S3OutputPath is set: in SageMaker, an Estimator uses the job's output path, boto3 does not; elsewhere, the profile stays on the machine, in LocalPath."),
+    ],
+)  # fmt: skip
+def test_without_a_bucket_the_words_fit_the_place(config, job, line):
+    """On a cluster, `sm-profiler validate` spoke of Estimators and boto3."""
+    assert explain({"ProfilingParameters": config}, job=job).does[-1] == line

@@ -57,10 +57,19 @@ def test_kubernetes(tmp_path):
     }  # fmt: skip
 
 
-def test_a_user_without_a_name_has_its_number(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [({}, "4101000"), ({"LOGNAME": "anna"}, "anna"), ({"USER": "ben", "LOGNAME": "anna"}, "ben")],
+)
+def test_a_user_without_an_entry_has_the_name_in_the_environment_or_its_number(tmp_path, monkeypatch, variables, name):
+    """In a container, the folders of a cluster's users were named by numbers."""
     monkeypatch.setattr(os, "getuid", lambda: 4_101_000)
     monkeypatch.setattr(os, "geteuid", os.getuid)
-    assert found({}, tmp_path)["user"] == user_name() == "4101000"
+    for variable in ("USER", "LOGNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert found(variables, tmp_path)["user"] == user_name() == name
 
 
 def test_own_variables_come_first(tmp_path):

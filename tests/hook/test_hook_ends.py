@@ -407,13 +407,28 @@ STACK = """Current thread 0x00007f3e (most recent call first):
 def test_where_a_signal_found_a_process_that_had_made_steps_is_recorded(tmp_path):
     """Samples of its last seconds are lost, and the place was the profiler's own file."""
     folder = left_open(tmp_path)
-    stop = tmp_path / STOP_FOLDER / "1-algo-1_999999999"
-    stop.parent.mkdir(parents=True)
-    stop.write_text(STACK)
+    mark(tmp_path, STACK)
     recover_traces(tmp_path, "algo-1", stopped=False)
     (file,) = folder.rglob("*_pythontimeline.json")
     (record,) = [one["args"] for one in json.loads(file.read_text()) if "end" in one.get("args", {})]
-    assert (record["end"], record["end_place"]) == ("stopped", "train.py:6")
+    assert (record["end"], record["end_code"], record["end_place"]) == ("stopped", 143, "train.py:6")
+    assert not list((tmp_path / STOP_FOLDER).iterdir())
+
+
+def mark(root, stack, pid=999999999):
+    path = root / STOP_FOLDER / f"1-algo-1_{pid}_15"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"node": "algo-1", "rank": 1, "pid": pid, "start_us": 5}) + "\n" + stack)
+
+
+@pytest.mark.parametrize(("stack", "count"), [(STACK, 1), ("", 0)])
+def test_a_signal_that_finds_no_open_file_is_recorded(tmp_path, stack, count):
+    """A hang's stacks are in a file that is finished at once, so that it is uploaded."""
+    mark(tmp_path, stack)
+    assert recover_traces(tmp_path, stopped=None) == count
+    assert recover_traces(tmp_path, stopped=None) == 0
+    records = [json.loads(path.read_text())[0]["args"] for path in tmp_path.rglob("*_pythontimeline.json")]
+    assert [(one["end"], one["end_code"], one["start_us"]) for one in records] == [("stopped", 143, 5)] * count
 
 
 def test_copies_of_open_files_have_no_end(tmp_path):
@@ -467,7 +482,7 @@ import faulthandler, os, signal, sys
 from pathlib import Path
 from sm_profiler.hook.process_end import StopSignals
 
-stops = StopSignals(lambda: (Path(sys.argv[1]), "rank"), lambda action: action(), print)
+stops = StopSignals(lambda: (Path(sys.argv[1]), "rank"), lambda: {"start_us": 5}, lambda action: action(), print)
 stops.start()
 with open(sys.argv[2], "wb") as file:
     faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=False)

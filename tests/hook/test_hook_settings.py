@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.errors import ConfigError
 from sm_profiler.hook import entry, settings
 from tests.support.hook import environment
 
@@ -19,7 +20,7 @@ TEXT = '{"ProfilingParameters": {"LocalPath": "/x"}}'
 def test_a_pipe_or_a_device_is_no_configuration(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     for path in (pipe, Path("/dev/zero")):
-        with pytest.raises(OSError, match="not a regular file"):
+        with pytest.raises(ConfigError, match="not a regular file"):
             settings.find_config({"SM_PROFILER_CONFIG": str(path)})
 
 
@@ -50,9 +51,49 @@ def test_the_first_source_wins_and_opt_ml_is_below_the_root(tmp_path):
     assert settings.find_config({**environment, "SM_PROFILER_CONFIG": TEXT}).text == TEXT
 
 
-def test_a_named_file_that_is_missing_is_an_error():
-    with pytest.raises(OSError, match="No such file"):
-        settings.find_config({"SM_PROFILER_CONFIG": "/nowhere/profile.json"})
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file or directory; write it, or name another one"),
+        (
+            b"\xff",
+            "it is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; save it as such",
+        ),
+        (
+            b'{"ProfilingParameters":\n}',
+            "the profiler configuration is not JSON: Expecting value: line 2 column 1 (char 24); correct it, and check it with `sm-profiler validate {}`",
+        ),
+        (
+            b"[]",
+            "the profiler configuration must be a JSON object, not list; correct it, and check it with `sm-profiler validate {}`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("variable", ["SM_PROFILER_CONFIG", "SMPROFILER_CONFIG_PATH", ""])
+def test_a_file_that_cannot_be_used_is_named_with_where_its_name_is_from(
+    tmp_path, monkeypatch, caplog, variable, content, problem
+):
+    """The line was `the hook is off: [Errno 2] No such file or directory`."""
+    path = tmp_path / "input" / "config" / "profilerconfig.json"
+    path.parent.mkdir(parents=True)
+    if content is not None:
+        path.write_bytes(content)
+    elif not variable:
+        return  # nothing is wrong
+    monkeypatch.setenv(variable or "SM_PROFILER_ROOT", str(path if variable else tmp_path))
+    assert entry.install() is None
+    origin = f"which {variable} names" if variable else "the default path"
+    assert caplog.messages == [f"sm-profiler: the hook is off: {path}, {origin}: {problem.format(path)}"]
+
+
+def test_json_of_the_environment_that_is_broken_is_named(monkeypatch, caplog):
+    monkeypatch.setenv("SM_PROFILER_CONFIG", "{")
+    assert entry.install() is None
+    (line,) = caplog.messages
+    assert line.startswith(
+        "sm-profiler: the hook is off: the JSON in SM_PROFILER_CONFIG: the profiler configuration is not"
+    )
+    assert line.endswith("line 1 column 2 (char 1); correct it")
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,17 @@ def test_a_job_that_records_no_steps_has_no_series_of_steps(tmp_path):
         return agent.profile.has(STEPS)
 
     assert (has_steps(ON), has_steps('{"S3OutputPath": "s3://b/p"}')) == (True, False)
+
+
+def test_a_configuration_that_stays_broken_is_reported_once(tmp_path, caplog):
+    """Without a hook, nothing else says it."""
+    (config := tmp_path / "config.json").write_text("{}")
+    now = 0.0
+    profile = LiveProfile(str(config), hook_on=False, clock=lambda: now)
+    assert not profile.is_off()
+    config.write_text('{"DisableProfiler": tru')
+    for lines in (0, 1, 1, 1):  # a file that is being written is no problem
+        now += LOOK_SECONDS
+        assert not profile.is_off()
+        assert len(caplog.messages) == lines
+    assert f"{config} is ignored: the profiler configuration is not JSON: " in caplog.messages[0]

@@ -277,9 +277,9 @@ def test_the_first_step_is_never_reached():
     }) for rank in range(3)]  # fmt: skip
     report = report_from(rows)
     main = report.verdict.main
-    assert main.kind is Class.HANG
+    assert (main.kind, main.label) == (Class.HANG, "The training did not begin")
     assert main.headline == (
-        "The training has not begun: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
+        "The training did not begin: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
         "2 others wait for it."
     )
     found = json.loads(to_json(report))["hang"]
@@ -318,3 +318,22 @@ def test_hostile_arguments_do_not_reach_a_timeline(text):
 )  # fmt: skip
 def test_code_of_libraries(file, library):
     assert is_library(file) is library
+
+
+def test_the_sentence_names_the_machine_of_a_node():
+    """Whoever reads `algo-2` on a cluster had to look its machine up at the end of the page."""
+    rows = [row for rank in (0, 1) for row in training(200, node=f"algo-{rank + 1}-{rank}")]
+    stops = (stop(COLLECTIVE, node="algo-1-0"), stop(SLEEPS, node="algo-2-1"))
+    metadata = [
+        {"node": f"algo-{rank + 1}", "rank": rank, "pid": 7, "identity": {"host": host}}
+        for rank, host in enumerate(("gpu01", "gpu02"))
+    ]
+    report = report_from([*rows, *stops], metadata=tuple(metadata))
+    assert "algo-2-1 (gpu02) has been at train.py:30 in step" in report.verdict.main.headline
+    assert (
+        report.metrics.with_hosts("algo-1, algo-1-0, algo-12, /a/algo-2")
+        == "algo-1 (gpu01), algo-1-0, algo-12, /a/algo-2"
+    )
+    metadata[1]["identity"] = {"host": "algo-2"}  # as on SageMaker
+    report = report_from([*rows, *stops], metadata=tuple(metadata))
+    assert "algo-2-1 has been at train.py:30 in step" in report.verdict.main.headline

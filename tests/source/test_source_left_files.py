@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from sm_profiler.formats.layout import LOADING_FOLDER, STOP_FOLDER
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.identity import host_id
@@ -83,6 +84,40 @@ def test_what_was_left_open_is_read_and_judged(tmp_path, here):
 def test_a_process_of_another_machine_may_live(tmp_path, ago, sentence):
     leave(tmp_path, at=time.time() - ago, host="another").abandon()
     assert build_report(open_source(tmp_path)).metrics.ending.sentence.startswith(sentence)
+
+
+HANG = {
+    "state": "hanging", "waited": 60.0, "longest": 0.0, "cpu": 0.001, "same": True, "steps": 0,
+    "threads": [{"name": "MainThread", "training": True, "frames": [["/job/train.py", 12, "load"]]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", [STOP_FOLDER, LOADING_FOLDER])
+@pytest.mark.parametrize("pid", [os.getpid(), 999999999])  # of another machine, its number may be taken here
+def test_a_training_that_a_signal_ends_before_its_first_step_is_over_at_once(tmp_path, folder, pid):
+    """It counted as running for a quarter of an hour: the file with its hang was finished long before the signal."""
+    start = int((time.time() - 100) * 1e6)
+    process = {"version": "1", "node": "algo-1", "rank": 0, "pid": pid, "host": "another", "start_us": start}
+    if folder == STOP_FOLDER:
+        writer = TraceWriter(tmp_path, "0-algo-1", metadata=lambda: process)
+        args = {"pid": pid, "step_num": "-1"} | HANG
+        writer.write([TraceEvent("sm_profiler/hang", "hang", start, 60_000_000, json.dumps(args))])
+        writer.close()
+    (tmp_path / folder).mkdir(parents=True)
+    stack = 'Stack (most recent call first):\n  File "/job/train.py", line 12 in load\n'
+    (tmp_path / folder / f"0-algo-1_{pid}_15").write_text(f"{json.dumps(process)}\n{stack}")
+    (tmp_path / folder / f"0-algo-1_{pid}_1").write_text(f"{json.dumps(process)}\n")
+    before = tree(tmp_path)
+    report = build_report(open_source(tmp_path))
+    assert tree(tmp_path) == before
+    assert not report.metrics.running
+    assert (
+        report.metrics.ending.sentence
+        == "The job was stopped by SIGTERM before its first training step, at train.py:12."
+    )
+    if folder == STOP_FOLDER:
+        assert report.verdict.main.kind == "HANG"
+        assert "has been at train.py:12 in load" in report.verdict.main.headline
 
 
 def test_a_file_that_is_still_written_is_left_alone(tmp_path, here):

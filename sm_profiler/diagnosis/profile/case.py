@@ -71,6 +71,7 @@ class Found:
         certain: the data leave no doubt, even if the numbers are small.
         low: why the confidence is low in any case; "" if it need not be.
         bound: share of the time in which its samples lie, which it cannot exceed.
+        label: its name on the page; "" for that of its class.
     """
 
     text: str
@@ -88,6 +89,7 @@ class Found:
     certain: bool = False
     low: str = ""
     bound: float = 1.0
+    label: str = ""
 
 
 @attrs.frozen(eq=False)

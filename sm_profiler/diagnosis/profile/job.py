@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import NOT_BEGUN, Class
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import rows_of_rank
@@ -596,6 +597,7 @@ def hang(case: Case) -> Found | None:
     return Found(
         text, words, evidence, min(found.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
         _advice_of_hang(found), doubt="" if sure else doubt, where=tuple(where), of="job", certain=bool(sure),
+        label=words["what"],
     )  # fmt: skip
 
 
@@ -734,6 +736,7 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
     lines = [f"{one.name} at {one.line}" for one in hang.stopped if one.place is not None]
     alone = first.waits_for in ("a queue", "a lock or a thread") and len(first.stacks) == 1
     words = {
+        "what": NOT_BEGUN if hang.before_first_step else Class.HANG.label,
         "name": first.name,
         "time": duration(hang.seconds),
         "at": f"{first.line} in {first.place[2]}" if first.place else "an unknown line",

@@ -301,9 +301,9 @@ def worded(cause: ProfileCause, found: Found, case: Case) -> Finding:
     first = _first_place(where) if cause.points else ""
     lost = found.share if cause.kind.costs_time else 0.0
     return Finding(
-        cause.kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
+        cause.kind, case.metrics.with_hosts(HEADLINES[found.text].format_map(words)), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
         lost, found.of, where=where, ranks=found.ranks,
-        larger_batch=found.larger_batch,
+        larger_batch=found.larger_batch, label=found.label,
     )  # fmt: skip
 
 
