@@ -22,6 +22,7 @@ from posixpath import basename, dirname
 import attrs
 import msgspec
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import ProfilerError
 from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import Fleet, FleetJob
@@ -42,6 +43,7 @@ MAX_ERROR = 300
 PAGES = "pages.json"  # location of a job → identifier of its live page
 PRICES = "prices.json"
 FACTS = "facts.json"  # identifier of a live page → what the fleet has of its job
+HEALTHY = frozenset(kind.value for kind in Class if kind.is_healthy)
 ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
@@ -53,6 +55,7 @@ class Facts(msgspec.Struct, frozen=True):
         user, hosts: who ran it, and its machines; "" if unknown.
         status: its end, as the service names it; "" if unknown.
         label, headline: the result, as rows of the fleet name it.
+        mood: `issue`, `healthy` or `open`.
         cost, lost: what it cost and what of that is lost, as text; "" if unknown.
         usd, machine_hours: the same cost in both units; 0 if unknown.
     """
@@ -62,6 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     status: str = ""
     label: str = ""
     headline: str = ""
+    mood: str = "open"
     cost: str = ""
     lost: str = ""
     usd: float = 0.0
@@ -71,13 +75,14 @@ class Facts(msgspec.Struct, frozen=True):
     def of(cls, job: FleetJob) -> Facts:
         """Return those of a job: dollars if it has a bill, else hours of machines."""
         amounts = Amounts(priced=True)
-        known = bool(job.billable_s)
+        known, has_failed = bool(job.billable_s), job.status == "Failed"
         return cls(
             user=job.user,
             hosts=tuple(dict.fromkeys(node.host for node in job.nodes if node.host)),
             status=job.status,
             label=result(job),
-            headline=job.headline,
+            headline=(job.failure if has_failed else "") or job.headline,
+            mood="open" if not job.is_judged else "healthy" if job.verdict in HEALTHY and not has_failed else "issue",
             cost=amounts.text(job.bill_usd, job.instance_hours) if known else "",
             lost=amounts.text(job.lost_usd, job.lost_instance_hours) if known and job.lost_s > 0 else "",
             usd=job.bill_usd or 0.0,

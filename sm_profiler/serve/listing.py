@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import attrs
 from markupsafe import Markup
 
+from sm_profiler.diagnosis.model import Finding
 from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
@@ -76,8 +77,8 @@ class Row:
 
     @property
     def text(self) -> str:
-        """All that is searched."""
-        return "\n".join((self.name, self.user, *self.hosts, self.line, self.result, self.headline)).lower()
+        """What is searched."""
+        return "\n".join((self.name, self.user, *self.hosts, self.state, self.result)).lower()
 
 
 def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, being_read: bool = False) -> Row:
@@ -95,15 +96,17 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
         finding = snapshot.main or finding or snapshot.saved
     status = found.status or _ENDS.get(facts.status, "")
     state, line = state_of(found, snapshot, FAILED if end else status, being_read=being_read)
-    row = Row(
+    return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
+        mood=facts.mood if finding is None else _mood(finding),
         headline=facts.headline if finding is None else f"{end} {finding.headline}".lstrip(),
         user=facts.user, hosts=facts.hosts, cost=facts.cost, lost=facts.lost,
         usd=facts.usd, machine_hours=facts.machine_hours, changed=found.changed,
     )  # fmt: skip
-    if finding is not None:
-        return attrs.evolve(row, mood="open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue")
-    return row
+
+
+def _mood(finding: Finding) -> str:
+    return "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
 
 
 def state_of(found: Found, snapshot: Snapshot | None, status: str, *, being_read: bool) -> tuple[str, str]:

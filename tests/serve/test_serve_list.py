@@ -53,7 +53,16 @@ def row(name, **more):
 
 
 ROWS_OF = [
-    row("bert-1", user="anna", hosts=("gpu01",), usd=3.0, changed=1.0, result="Waiting for data", state="completed"),
+    row(
+        "bert-1",
+        headline="a large llama",
+        user="anna",
+        hosts=("gpu01",),
+        usd=3.0,
+        changed=1.0,
+        result="Waiting for data",
+        state="completed",
+    ),
     row("Bert-2", user="ben", hosts=("gpu01", "gpu02"), usd=9.0, changed=3.0, state="running"),
     row("llama", user="anna", machine_hours=2.0, changed=2.0, result="Balanced", state="failed"),
 ]
@@ -67,6 +76,7 @@ ROWS_OF = [
         ({"q": "bert anna"}, ["bert-1"]),
         ({"q": "gpu02"}, ["Bert-2"]),
         ({"q": "waiting"}, ["bert-1"]),
+        ({"q": "llama"}, ["llama"]),
         ({"user": "anna"}, ["llama", "bert-1"]),
         ({"host": "gpu01", "sort": "name"}, ["bert-1", "Bert-2"]),
         ({"state": "failed"}, ["llama"]),
