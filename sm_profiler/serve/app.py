@@ -174,7 +174,7 @@ class Site:
     Attributes:
         jobs: the jobs that are shown.
         allow_changes: show and accept changes of a job's windows.
-        surveys: make the fleet's page as soon as the list is asked for: it names users, machines and costs.
+        surveys: make the fleet's page as soon as the list is requested: it names users, machines and costs.
         boot: distinguishes versions of this process from those before a restart.
         pause: of requests that wait for news; for tests.
     """

@@ -49,7 +49,7 @@ _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the fleet has of a job, for the list of jobs.
+    """The part of a fleet's row that the list of jobs shows.
 
     Attributes:
         user, hosts: who ran it, and its machines; "" if unknown.

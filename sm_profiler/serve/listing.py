@@ -1,4 +1,4 @@
-"""The list of jobs: a row for each, and which of them an address asks for, in which order."""
+"""The list of jobs: a row for each, and which of them an address requests, in which order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sm_profiler.serve.pages import state_line
 from sm_profiler.serve.snapshot import Snapshot
 
 ROWS = 100  # of a page
-MAX_TEXT = 200  # characters of what is asked for
+MAX_TEXT = 200  # characters of a text in an address
 SHOWN_HOSTS = 3
 RUNNING, WAITING, FAILED, UNREADABLE, ENDED = "running", "waiting", "failed", "cannot be read", "ended"
 _UNKNOWN = Facts()
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """What is searched."""
+        """Text that is searched."""
         return "\n".join((self.name, self.user, *self.hosts, self.state, self.result)).lower()
 
 
@@ -149,7 +149,7 @@ def sparks(snapshot: Snapshot) -> Markup:
     )
 
 
-# What an address may ask for: its name → what it is called, and the values that a row has.
+# What an address may request: its name → what it is called, and the values that a row has.
 FILTERS: dict[str, tuple[str, Callable[[Row], Iterable[str]]]] = {
     "state": ("State", lambda row: (row.state,)),
     "result": ("Result", lambda row: (row.result,) if row.result else ()),
@@ -180,7 +180,7 @@ class Choice:
 
 @attrs.frozen
 class Query:
-    """What an address asks for; it can be kept as a bookmark.
+    """A choice of jobs and their order, as an address has them; it can be kept as a bookmark.
 
     Attributes:
         words: all of them are in a row's text, in upper or lower case.
@@ -196,7 +196,7 @@ class Query:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Read an address; what it does not know counts as not asked."""
+        """Read an address; names and values that are not among ours are left out."""
         page = given.get("page", "")
         return cls(
             given.get("q", "")[:MAX_TEXT].strip(),
@@ -213,7 +213,7 @@ class Query:
         return f"./?{urlencode(given)}" if given else "./"
 
     def select(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows that are asked for, in their order."""
+        """Return the rows that are requested, in their order."""
         words = self.words.lower().split()
         found = [
             row
@@ -241,7 +241,7 @@ class Listed:
     """The rows of a page.
 
     Attributes:
-        query: what was asked for.
+        query: the choice.
         rows: at most ROWS.
         found: number of rows on all pages.
         total: number of all jobs.

@@ -358,11 +358,10 @@ def test_clients_that_send_a_byte_now_and_then_do_not_keep_others_from_the_metri
         for thread in threads:
             thread.start()
         time.sleep(0.5)
-        until, answer = time.monotonic() + 20, b""
+        url, until, answer = f"http://127.0.0.1:{server.server_port}/metrics", time.monotonic() + 20, b""
         while not answer and time.monotonic() < until:
-            with contextlib.suppress(OSError, HTTPException):
-                with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=5) as response:
-                    answer = response.read()
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as response:
+                answer = response.read()
             time.sleep(0.1)
         assert answer
     finally:

@@ -43,7 +43,7 @@ NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
     ],
 )  # fmt: skip
 def test_a_job_has_one_state(found, snapshot, status, being_read, state, line):
-    """A spot job that had finished stood as being read for ever, although nothing read it."""
+    """A job that had ended was shown as being read for ever, although nothing read it."""
     row = row_of(Found("a", "/jobs/a", state=found, status=status), snapshot, being_read=being_read)
     assert (row.state, row.line) == (state, line)
 
@@ -124,7 +124,7 @@ def test_hundreds_of_jobs_are_pages_that_stay_small_and_fast(tmp_path):
     assert browser.get("/?page=77").text.count("<h2><a ") == 520 % ROWS
 
 
-def test_what_is_asked_for_is_in_the_address_and_in_the_form(tmp_path):
+def test_a_choice_is_in_the_address_and_in_the_form(tmp_path):
     browser = browser_of(folder_of(tmp_path, 250))
     query = urlencode({"q": "job-00", "sort": "name", "state": "ended", "user": NASTY})
     page = browser.get(f"/?{query}").text
