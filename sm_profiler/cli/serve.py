@@ -10,7 +10,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.main import DONE, add_source, has_colours, newest_run
+from sm_profiler.cli.main import DONE, add_prices, add_source, has_colours, newest_run, read_json
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable, say
 from sm_profiler.settings import SERVE_TOKEN
@@ -45,24 +45,35 @@ def add_serve(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
     )
+    add_prices(parser, instance_type=False)
     parser.add_argument("--allow-changes", action="store_true", help="let viewers change the windows of running jobs")
 
 
 def run_serve(options: Namespace) -> int:
     from sm_profiler.jobs.finding import is_remote
+    from sm_profiler.report.prices import Prices
     from sm_profiler.serve.app import create_app
     from sm_profiler.serve.jobs import Jobs
     from sm_profiler.serve.server import LOOPBACK, clean_base, listen, serve
     from sm_profiler.source.opening import is_job_name
 
+    prices = read_json(options.prices)
+    Prices.of(prices)  # before the port is opened
     base = clean_base(options.base_url)
     token = None
     if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
         token = SERVE_TOKEN.text() or secrets.token_urlsafe(24)
     listening = listen(options.host, options.port)
     missing = [source for source in options.sources if not is_remote(source) and not Path(source).is_dir()]
-    jobs = Jobs(options.sources)
-    app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
+    jobs = Jobs(options.sources, prices)
+    app = create_app(
+        jobs,
+        base=base,
+        token=token,
+        port=listening.port,
+        allow_changes=options.allow_changes,
+        surveys=not any(map(is_remote, options.sources)),  # asking an account or S3 for all jobs costs money
+    )
     print(listening.url(base, token), flush=True)
     for source in options.sources:  # a slow answer must not delay the page
         if source in missing and is_job_name(source):

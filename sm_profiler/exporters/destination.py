@@ -25,7 +25,7 @@ from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import first_sentences
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import cut, one_line, printable
 from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
 from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
@@ -52,6 +52,7 @@ MAX_LINE = 600
 MAX_STEP = 240  # characters of the next step: the report has all of it
 MAX_ALSO = 10
 
+MAX_ERROR = 300
 ATTEMPTS = 4
 TIMEOUT_S = 20.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
@@ -323,7 +324,8 @@ class Webhook:
                 again = error.code == _TOO_MANY or error.code >= _SERVER_ERROR
                 return f"HTTP status {error.code}", _retry_after(error.headers) if again else None
         except (OSError, HTTPException) as error:
-            return str(getattr(error, "reason", error)) or type(error).__name__, 0.0
+            words = " ".join(str(getattr(error, "reason", error)).split())  # may quote the answer
+            return cut(printable(words), MAX_ERROR) or type(error).__name__, 0.0
         return "", None
 
 

@@ -163,6 +163,8 @@ def _thinned(seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def open_exporter(place: str) -> Tracking:
+    """Return the exporter; MLflow then follows no redirect, which would send the report to another host."""
+    os.environ.setdefault("MLFLOW_ALLOW_HTTP_REDIRECTS", "false")
     try:
         return Tracking(MlflowClient(tracking_uri=place or None))
     except MlflowException as error:

@@ -479,10 +479,42 @@ def weeks_of(jobs: Sequence[FleetJob]) -> tuple[Week, ...]:
     return tuple(Week(week, totals_of(by_week[week])) for week in sorted(by_week))
 
 
-def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
-    """Return the jobs that lose most, each with one next step; `jobs` is sorted by loss."""
+def with_repairs(jobs: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the jobs, each with the job by which it was repaired.
+
+    A training that is submitted again after its repair often has another name; user and script stay. Only the latest one
+    is asked: a cause that comes back is not repaired.
+    """
+    latest: dict[tuple[str, str, str, str], FleetJob] = {}
+    for job in jobs:
+        if (same := _training(job)) and job.judged and job.is_judged and job.status not in UNFINISHED:
+            latest[same] = max(latest.get(same, job), job, key=_began)
     found = []
-    for index, job in enumerate(jobs[:TOP]):
+    for job in jobs:
+        last = latest.get(_training(job) or ("", "", "", ""))
+        is_later = last is not None and _began(last) > _began(job)
+        if last is not None and is_later and job.losses and last.status in {"", "Completed"}:
+            lost = sum(loss.seconds for loss in last.losses if loss.cause == job.losses[0].cause)
+            if lost < COMMON_SHARE * (last.billable_s or 0.0):
+                job = attrs.evolve(job, repaired_by=last.title)
+        found.append(job)
+    return found
+
+
+def _training(job: FleetJob) -> tuple[str, str, str, str] | None:
+    """Return what the same training has in common under any name; None if that is unknown."""
+    return (job.user, job.script, job.account, job.namespace) if job.user and job.script else None
+
+
+def _began(job: FleetJob) -> float:
+    return job.started or job.created or 0.0
+
+
+def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
+    """Return the jobs that lose most and were not repaired, each with one next step; `jobs` is sorted by loss."""
+    found = []
+    left = [(index, job) for index, job in enumerate(jobs) if not job.repaired_by]
+    for index, job in left[:TOP]:
         if job.losses:
             most = job.losses[0]
             reason = job.failure if most.cause == FAILURE else ""
@@ -609,7 +641,7 @@ def assemble(
     notes: Sequence[str] = (),
     found: int = 0,
 ) -> Fleet:
-    rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
+    rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in with_repairs(list(jobs))]
     totals = totals_of(rows)
     rows.sort(key=partial(loss_order, in_dollars=totals.in_dollars))
     return Fleet(

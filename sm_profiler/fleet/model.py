@@ -125,6 +125,8 @@ class FleetJob:
         interrupted_usd: price of the rest of that downtime.
         failed_usd: the bill of a job that failed.
         listed_only: only the scheduler's list has it: it left no profile.
+        repaired_by: the latest job of the same user and script, if that has lost nothing noticeable to what this one lost
+            most to; "" otherwise, or if user or script is unknown.
     """
 
     name: str
@@ -193,6 +195,7 @@ class FleetJob:
     interrupted_usd: float | None = None
     failed_usd: float | None = None
     listed_only: bool = False
+    repaired_by: str = ""
 
     @property
     def title(self) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import attrs
 from markupsafe import Markup
 
+from sm_profiler.fleet.analysis import causes_of
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.wording import (
     STAGES,
@@ -235,16 +236,16 @@ class _Page:
         ]
 
     def _cause(self) -> Step | None:
-        """Return the repair of the most expensive cause, with the job that loses most to it."""
-        causes = [(self._amounts.amount(cause.usd, cause.instance_hours), cause) for cause in self._fleet.causes]
+        """Return the repair of the most expensive cause, with the job that loses most to it; without jobs that were repaired."""
+        left = [job for job in self._fleet.jobs if not job.repaired_by]
+        open_causes = self._fleet.causes if len(left) == len(self._fleet.jobs) else causes_of(left, self._fleet.totals)
+        causes = [(self._amounts.amount(cause.usd, cause.instance_hours), cause) for cause in open_causes]
         amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
         if cause is None or amount <= 0:
             return None
         what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
         what += ", most of all" if cause.jobs > 1 else ":"
-        worst = max(
-            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None
-        )
+        worst = max((job for job in left if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None)
         if worst is None:
             return Step(amount, what, cause.next_step or _READ_ON)
         name = shorten(worst.title, 90)

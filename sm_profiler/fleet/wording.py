@@ -82,6 +82,8 @@ def advice(job: FleetJob) -> str:
     if job.error:
         return job.error
     first = job.losses[0] if job.losses else None
+    if first and job.repaired_by:
+        return f"{first.headline} Repaired since: {job.repaired_by}, of the same user and script, does not lose to it."
     return " ".join(filter(None, (first.headline, first.next_step))) if first else ""
 
 

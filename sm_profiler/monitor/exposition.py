@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a request, from its connection to the last byte of the answer
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
 MAX_REQUESTS = 32  # at the same time; further requests are refused
 MAX_REASON = 300  # characters
@@ -115,6 +115,7 @@ class Exposition(ThreadingHTTPServer):
         """
         self.values, self.interface = values, address
         self._free = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._begun: dict[socket.socket, float] = {}  # connections that are served, since when
         self._target: Path | None = None
         self._address, self._renew_at, self._announcing = "", math.inf, threading.Lock()
         for number in range(port, port + (PORTS if port else 1)):
@@ -133,6 +134,7 @@ class Exposition(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a request in a thread, unless many others wait: each may send a byte of its request now and then."""
         if self._free.acquire(blocking=False):
+            self._begun[request] = time.monotonic()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -142,6 +144,7 @@ class Exposition(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._begun.pop(request, None)
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -173,7 +176,14 @@ class Exposition(ThreadingHTTPServer):
         temporary.replace(target)
 
     def service_actions(self) -> None:
-        """Renew the file with the address, and remove those of killed monitors; called twice a second."""
+        """End requests that take too long, renew the file with the address, and remove those of killed monitors; called twice a second.
+
+        The handler's own limit is that of each read: a client that sends a byte now and then would keep its thread for hours.
+        """
+        for request, begun in list(self._begun.items()):
+            if time.monotonic() - begun > TIMEOUT_S:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
         if (now := time.monotonic()) < self._renew_at:
             return
         self._renew_at = now + RENEW_S

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -22,15 +21,15 @@ from starlette.routing import Route
 from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
-from sm_profiler.formatting import duration, shorten
+from sm_profiler.formatting import shorten
 from sm_profiler.jobs.finding import local_folder
 from sm_profiler.printable import printable
-from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.report_json import to_json
-from sm_profiler.serve.fleet_page import FleetPage, policy_of
+from sm_profiler.serve.fleet_page import Facts, FleetPage, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
+from sm_profiler.serve.listing import SORTS, Listed, Query, Row, row_of, sparks
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.server import Guard, refuse
@@ -175,12 +174,14 @@ class Site:
     Attributes:
         jobs: the jobs that are shown.
         allow_changes: show and accept changes of a job's windows.
+        surveys: make the fleet's page as soon as the list is requested: it names users, machines and costs.
         boot: distinguishes versions of this process from those before a restart.
         pause: of requests that wait for news; for tests.
     """
 
     jobs: Jobs
     allow_changes: bool = False
+    surveys: bool = False
     boot: str = attrs.field(factory=lambda: secrets.token_hex(4))
     pause: Callable[[float], Any] = asyncio.sleep
     target_of: Callable[[str, str], Any] = target_of
@@ -189,7 +190,7 @@ class Site:
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing)
+        self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing, self.jobs.prices)
 
     def routes(self) -> list[Route]:
         return [
@@ -205,30 +206,64 @@ class Site:
 
     def home(self, request: Request) -> Response:
         """Answer with the list of jobs."""
-        jobs = self.jobs.listing()
+        rows, listed = self._rows(request)
         links = self._links(request, here=JOBS)
-        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs, links=links)
+        return page(
+            "home.html",
+            title="Jobs",
+            refresh=True,
+            list=self._list(listed),
+            listed=listed,
+            choices=listed.query.choices(rows),
+            sorts=SORTS,
+            links=links,
+        )
 
     def _links(self, request: Request, *more: Link, here: str = "") -> Sequence[Link]:
         has_fleet = self.jobs.count > 1 and bool(self.fleet_page.places())  # as far as the jobs have been listed
         return links_of(request.scope["path"], *more, fleet=has_fleet, here=here)
 
-    def list_of_jobs(self, _request: Request) -> Response:
+    def list_of_jobs(self, request: Request) -> Response:
         """Answer with the list's HTML."""
-        return HTMLResponse(self._list(self.jobs.listing()))
+        return HTMLResponse(self._list(self._rows(request)[1]))
 
-    def _list(self, jobs: list[Found]) -> Any:
-        followed = self._followed(jobs)
-        rows = []
-        for job in jobs:
-            live = self.jobs.live_or_none(job) if job in followed else self.jobs.watched(job)
-            rows.append(job_row(job, live.watch() if live and job in followed else live.snapshot if live else None))
-        return Markup(render("list.html", rows=rows, problems=self.jobs.problems))  # noqa: S704 - our own template
+    def _rows(self, request: Request) -> tuple[list[Row], Listed]:
+        """Return the rows of all jobs, and those that the address asks for."""
+        jobs = {job.id: job for job in self.jobs.listing()}
+        if self.surveys and len(jobs) > 1:
+            self.fleet_page.make()
+        facts = self.fleet_page.facts() or {}
 
-    def _followed(self, jobs: list[Found]) -> list[Found]:
-        """Return the jobs that the list follows: those that run, and at most one ended job whose verdict is missing."""
-        running = [job for job in jobs if job.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
-        ended = [job for job in jobs if job.state == "ended" and job.saved is None and job not in running]
+        def row(identifier: str) -> Row:
+            live = self.jobs.watched(jobs[identifier])
+            snapshot, being_read = (live.snapshot, live.is_followed) if live is not None else (None, False)
+            return row_of(jobs[identifier], snapshot, facts.get(identifier, Facts()), being_read=being_read)
+
+        rows = [row(identifier) for identifier in jobs]
+        listed = Listed.of(Query.parse(request.query_params), rows)
+        for job in self._followed([jobs[one.id] for one in listed.rows], facts):
+            if (live := self.jobs.live_or_none(job)) is not None:
+                live.watch()
+        shown = [attrs.evolve(row(one.id), spark=self._spark(jobs[one.id])) for one in listed.rows]
+        return rows, attrs.evolve(listed, rows=shown)
+
+    def _spark(self, job: Found) -> Markup:
+        live = self.jobs.watched(job)
+        return sparks(live.snapshot) if live is not None else Markup()
+
+    def _list(self, listed: Listed) -> Any:
+        surveying = self.surveys and listed.total > 1 and self.fleet_page.facts() is None
+        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying}
+        return Markup(render("list.html", **content))  # noqa: S704 - our own template
+
+    def _followed(self, jobs: list[Found], facts: Container[str]) -> list[Found]:
+        """Return those of the jobs that the list follows: that run, and at most one ended job whose verdict is missing."""
+        running = [job for job in jobs if job.state != "ended" or self.jobs.count == 1][:FOLLOWED_IN_LIST]
+        ended = [
+            job
+            for job in jobs
+            if job.state == "ended" and job.saved is None and job.id not in facts and job not in running
+        ]
         for job in ended[: FOLLOWED_IN_LIST - len(running)]:
             live = self.jobs.watched(job)
             if live is None or not live.snapshot.version or live.snapshot.state == "reading":
@@ -392,40 +427,6 @@ class Site:
         }
 
 
-def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
-    row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
-    row["state"] = f"{found.state}: {found.problem}" if found.problem else found.state
-    finding, end = found.saved, found.end
-    if snapshot is not None:
-        end = snapshot.end or end
-        finding = snapshot.main or finding or snapshot.saved
-        if snapshot.version or found.state != "ended":
-            row["state"] = state_line(snapshot)
-        elif not found.problem:
-            row["state"] = "ended; it is being read"
-        row["spark"] = step_times(snapshot) + gpu_use(snapshot)
-    if found.status and re.match(r"ended($|[:;])", row["state"]):
-        row["state"] = row["state"].replace("ended", found.status, 1)
-    if finding is not None:
-        row |= {"verdict": finding.label, "headline": f"{end} {finding.headline}".lstrip()}
-        row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
-    return row
-
-
-def step_times(snapshot: Snapshot) -> Markup:
-    """Draw the step time over the loop so far; nothing for a single value."""
-    values = snapshot.spark or (0.0,)
-    label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
-    return charts.line(range(len(values)), values, label)
-
-
-def gpu_use(snapshot: Snapshot) -> Markup:
-    """Draw the use of the GPUs over the job so far; nothing for a single value."""
-    values = snapshot.gpu or (0.0,)
-    label = f"GPU use: {values[-1]:.0f} % at the end, {min(values):.0f} to {max(values):.0f} %"
-    return charts.line(range(len(values)), values, label, colour="blue", most=100.0)
-
-
 def next_step(snapshot: Snapshot) -> int:
     """Return a step that is still to come, as a proposal."""
     if snapshot.report is None:
@@ -448,9 +449,15 @@ def too_many(request: Request, error: Exception) -> Response:
 
 
 def create_app(
-    jobs: Jobs, *, base: str = "", token: str | None = None, port: int = 0, allow_changes: bool = False
+    jobs: Jobs,
+    *,
+    base: str = "",
+    token: str | None = None,
+    port: int = 0,
+    allow_changes: bool = False,
+    surveys: bool = False,
 ) -> Guard:
     """Return the application behind its guard."""
-    site = Site(jobs, allow_changes)
+    site = Site(jobs, allow_changes, surveys)
     app = Starlette(routes=site.routes(), exception_handlers={TooManyJobsError: too_many})
     return Guard(app, base, token, port)

@@ -20,11 +20,14 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 import attrs
+import msgspec
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import ProfilerError
 from sm_profiler.fleet.finding import safe_sentence
-from sm_profiler.fleet.model import FleetJob
+from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.page import link
+from sm_profiler.fleet.wording import Amounts, result
 from sm_profiler.jobs.finding import is_remote
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
@@ -38,28 +41,76 @@ RENEWED_S = 600.0  # while it is open
 LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
 MAX_ERROR = 300
 PAGES = "pages.json"  # location of a job → identifier of its live page
+PRICES = "prices.json"
+FACTS = "facts.json"  # identifier of a live page → what the fleet has of its job
+HEALTHY = frozenset(kind.value for kind in Class if kind.is_healthy)
 ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """The part of a fleet's row that the list of jobs shows.
+
+    Attributes:
+        user, hosts: who ran it, and its machines; "" if unknown.
+        status: its end, as the service names it; "" if unknown.
+        label, headline: the result, as rows of the fleet name it.
+        mood: `issue`, `healthy` or `open`.
+        cost, lost: what it cost and what of that is lost, as text; "" if unknown.
+        usd, machine_hours: the same cost in both units; 0 if unknown.
+    """
+
+    user: str = ""
+    hosts: tuple[str, ...] = ()
+    status: str = ""
+    label: str = ""
+    headline: str = ""
+    mood: str = "open"
+    cost: str = ""
+    lost: str = ""
+    usd: float = 0.0
+    machine_hours: float = 0.0
+
+    @classmethod
+    def of(cls, job: FleetJob) -> Facts:
+        """Return those of a job: dollars if it has a bill, else hours of machines."""
+        amounts = Amounts(priced=True)
+        known, has_failed = bool(job.billable_s), job.status == "Failed"
+        return cls(
+            user=job.user,
+            hosts=tuple(dict.fromkeys(node.host for node in job.nodes if node.host)),
+            status=job.status,
+            label=result(job),
+            headline=(job.failure if has_failed else "") or job.headline,
+            mood="open" if not job.is_judged else "healthy" if job.verdict in HEALTHY and not has_failed else "issue",
+            cost=amounts.text(job.bill_usd, job.instance_hours) if known else "",
+            lost=amounts.text(job.lost_usd, job.lost_instance_hours) if known and job.lost_s > 0 else "",
+            usd=job.bill_usd or 0.0,
+            machine_hours=job.instance_hours,
+        )
+
+
 @attrs.define(eq=False)
 class FleetPage:
-    """Makes the page at the first request.
+    """Makes the page at the first request, and with it what the list of jobs shows of each.
 
     Attributes:
         sources: what is served; names of single jobs are left out.
         jobs: lists the jobs that have a live page here.
+        prices: instance type → dollars an hour; see `report.prices.Prices`.
         clock: for tests.
         limit_s: seconds that making the page may take.
     """
 
     sources: Sequence[str]
     jobs: Callable[[], Sequence[Found]] = tuple
+    prices: Mapping[str, object] | None = None
     clock: Callable[[], float] = time.monotonic
     limit_s: int = LIMIT_S
     _scratch: tempfile.TemporaryDirectory[str] | None = None
     _process: subprocess.Popen[bytes] | None = None
     _made: float | None = None
+    _facts: tuple[float, dict[str, Facts]] = (0.0, {})
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def places(self) -> list[str]:
@@ -68,6 +119,11 @@ class FleetPage:
 
     def page(self) -> tuple[str, str]:
         """Return the latest page and the error of the latest attempt; "" for what there is not."""
+        out = self.make()
+        return _text(out / "fleet.html"), _text(out / "error") if self._process is None else ""
+
+    def make(self) -> Path:
+        """Begin to make the page if it is time, and return its folder."""
         with self._lock:
             if self._scratch is None:
                 self._scratch = tempfile.TemporaryDirectory(prefix="sm-profiler-")
@@ -82,11 +138,24 @@ class FleetPage:
                     *(source if is_remote(source) else str(Path(source).absolute()) for source in self.places()),
                 ]
                 (out / PAGES).write_text(json.dumps(pages_of(self.jobs())), "utf-8")
+                (out / PRICES).write_text(json.dumps(self.prices), "utf-8")
                 with (out / "error").open("wb") as errors:
                     self._process = start_module(
                         "sm_profiler.serve.fleet_page", arguments, stderr=errors.fileno(), new_session=True
                     )
-        return _text(out / "fleet.html"), _text(out / "error") if self._process is None else ""
+        return out
+
+    def facts(self) -> dict[str, Facts] | None:
+        """Return what the latest page has of each job, by the identifier of its live page; None before the first page."""
+        with self._lock:
+            if self._scratch is None:
+                return None
+            path = Path(self._scratch.name, FACTS)
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                written = path.stat().st_mtime
+                if written != self._facts[0]:
+                    self._facts = written, msgspec.json.decode(path.read_bytes(), type=dict[str, Facts])
+            return self._facts[1] if self._facts[0] else None
 
     def close(self) -> None:
         """Stop, and remove the files."""
@@ -127,11 +196,21 @@ def pages_of(jobs: Iterable[Found]) -> dict[str, str]:
     return {place_of(job.where): job.id for job in jobs}
 
 
+def page_of(job: FleetJob, pages: Mapping[str, str]) -> str:
+    """Return the identifier of a job's live page; "" if it has none."""
+    region = job.arn.split(":")[3] if job.arn.count(":") > 3 else ""  # arn:aws:sagemaker:REGION:…
+    return pages.get(f"{ACCOUNT}{region}/{job.name}") or (pages.get(place_of(job.source), "") if job.source else "")
+
+
 def address_of(job: FleetJob, pages: Mapping[str, str]) -> str:
     """Return the address of a job's live page, relative to the fleet's; else that of its report on the web, or ""."""
-    region = job.arn.split(":")[3] if job.arn.count(":") > 3 else ""  # arn:aws:sagemaker:REGION:…
-    found = pages.get(f"{ACCOUNT}{region}/{job.name}") or (job.source and pages.get(place_of(job.source)))
+    found = page_of(job, pages)
     return f"jobs/{found}" if found else link(job, ELSEWHERE)
+
+
+def facts_of(fleet: Fleet, pages: Mapping[str, str]) -> dict[str, Facts]:
+    """Return what the list of jobs shows of a fleet."""
+    return {page: Facts.of(job) for job in fleet.jobs if (page := page_of(job, pages))}
 
 
 def make(out: Path, sources: Sequence[str]) -> None:
@@ -140,9 +219,11 @@ def make(out: Path, sources: Sequence[str]) -> None:
     from sm_profiler.fleet.page import render_html
 
     storage = LocalStorage(out)
-    fleet = build_fleet(sources, executor="local:1", index=storage, progress=False)
+    prices = json.loads((out / PRICES).read_text("utf-8"))
+    fleet = build_fleet(sources, executor="local:1", index=storage, prices=prices, progress=False)
     pages: Mapping[str, str] = json.loads((out / PAGES).read_text("utf-8"))
     page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
+    storage.write(FACTS, msgspec.json.encode(facts_of(fleet, pages)))
     storage.write("fleet.html", page.encode())
 
 

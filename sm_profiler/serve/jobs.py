@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,16 +32,16 @@ from sm_profiler.storage import open_storage
 if TYPE_CHECKING:
     from sm_profiler.jobs.account import Account
 
-MAX_JOBS = 500  # listed
+MAX_JOBS = 2000  # listed
 MAX_LIVE = 12  # jobs whose state is kept; beyond that, the longest unwatched is forgotten
 LOCAL_LISTING_S, REMOTE_LISTING_S = 3.0, 60.0
+LISTING_SHARE = 0.1  # of the time, at most, is spent on listing
 CLOSING_S = 5.0
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0  # after a report that could not be read
 MAX_KNOWN = 20_000
 QUIET_S = 120.0  # a running job uploads files each minute
 MAX_PROCESSES = 64  # whose last records are read
 TAIL = 65_536  # bytes of a trace file, with the last record of its process
-_FOLLOW = partial(LiveJob, use_subprocess=True)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -248,17 +248,21 @@ class Jobs:
 
     Attributes:
         sources: as named on the command line.
+        prices: instance type → dollars an hour; see `report.prices.Prices`.
         clock: for tests.
         follow: makes the follower of a job.
     """
 
     sources: Sequence[str]
+    prices: Mapping[str, object] | None = None
     clock: Callable[[], float] = time.monotonic
-    follow: Callable[[str], LiveJob] = _FOLLOW
+    follow: Callable[[str], LiveJob] = attrs.field(
+        default=attrs.Factory(lambda self: partial(LiveJob, use_subprocess=True, prices=self.prices), takes_self=True)
+    )
     problems: list[str] = attrs.field(factory=list, init=False)
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
-    _listed: float | None = attrs.field(default=None, init=False)
+    _due: float | None = attrs.field(default=None, init=False)  # when the sources are listed again
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
     _endings: Endings = attrs.field(factory=Endings, init=False)
@@ -266,12 +270,19 @@ class Jobs:
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def listing(self) -> list[Found]:
-        """Return the jobs, the latest first; the sources are listed again if that was some time ago."""
-        pause_s = REMOTE_LISTING_S if any(map(is_remote, self.sources)) else LOCAL_LISTING_S
-        with self._listing:
-            if self._listed is None or self.clock() - self._listed >= pause_s:
-                self._list()
-                self._listed = self.clock()
+        """Return the jobs, the latest first; the sources are listed again if that was some time ago.
+
+        While one viewer waits for that, the others see the jobs as they were listed before.
+        """
+        if self._listing.acquire(blocking=self._due is None):
+            try:
+                if self._due is None or self.clock() >= self._due:
+                    begun = self.clock()
+                    self._list()
+                    pause_s = REMOTE_LISTING_S if any(map(is_remote, self.sources)) else LOCAL_LISTING_S
+                    self._due = self.clock() + max(pause_s, (self.clock() - begun) / LISTING_SHARE)
+            finally:
+                self._listing.release()
         return sorted(self._found.values(), key=lambda job: (-job.changed, job.name))
 
     @property
@@ -286,7 +297,7 @@ class Jobs:
                 for job in find_shown(source, self._verdicts, self._accounts, self._endings):
                     found[job.id] = job
                     if len(found) >= MAX_JOBS:
-                        problems.append(f"only the first {MAX_JOBS} jobs are listed")
+                        problems.append(f"only the first {MAX_JOBS:,} jobs are listed; `sm-profiler fleet` reads all")
                         break
             except (ProfilerError, OSError) as error:
                 problems.append(printable(f"{source}: {error}"))

@@ -1,6 +1,6 @@
 """A job, followed by a thread while it has viewers, who get snapshots that never change.
 
-    python -m sm_profiler.serve.live WHERE FILE
+    python -m sm_profiler.serve.live WHERE FILE PRICES
 
 reads a job that is over and writes its page to a file, for a server that shows it: what reading takes goes back to the
 system with the process. A job that runs is read by the server itself. A process for each would take 47 MB before it has
@@ -10,6 +10,7 @@ read anything.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.jobs.finding import local_folder
+from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module, trim_heap, wait_for, wait_for_starter
 from sm_profiler.render.page import page_parts
@@ -72,6 +74,7 @@ class LiveJob:
         where: folder, s3:// URI, or name of a training job.
         use_subprocess: read a job that is over in a process that ends then, and keep its report packed.
         linger_s: how long it is followed after the last call of `watch`.
+        prices: instance type → dollars an hour; see `report.prices.Prices`.
         clock: for tests.
         on_change: called with each new state.
     """
@@ -82,12 +85,13 @@ class LiveJob:
         *,
         use_subprocess: bool = False,
         linger_s: float = LINGER_S,
+        prices: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[Snapshot], object] = bool,
     ) -> None:
         self.where, self._use_subprocess, self._on_change = where, use_subprocess, on_change
         self.problem = ""
-        self._linger_s, self._clock = linger_s, clock
+        self._linger_s, self._clock, self._prices = linger_s, clock, prices
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -96,7 +100,7 @@ class LiveJob:
         self._snapshot = saved or Snapshot()
         self._is_saved_copy = saved is not None  # what is shown was saved earlier
         self._next_save = 0.0
-        self._reader = JobReader(where)
+        self._reader = self._new_reader()
         self._by_process = use_subprocess and is_over(where)
         self._process: subprocess.Popen[bytes] | None = None
         self._read_identity: Any = None  # of what a process has read
@@ -106,6 +110,9 @@ class LiveJob:
         self._log = LogTail.of(where, clock)
         self._resume_check: ResumeCheck | None = None  # of a job that is over
         self._checked = 0.0
+
+    def _new_reader(self) -> JobReader:
+        return JobReader(self.where, job=JobInfo(prices=self._prices))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -226,7 +233,9 @@ class LiveJob:
             if self._stop.is_set():
                 return
             path = Path(folder, "page")
-            arguments, pipe = [absolute(self.where), str(path)], subprocess.PIPE
+            prices = path.with_name("prices")  # no arguments, which every user of the machine can read
+            prices.write_text(json.dumps(self._prices), "utf-8")
+            arguments, pipe = [absolute(self.where), str(path), str(prices)], subprocess.PIPE
             process = start_module(__name__, arguments, stdin=pipe, stderr=subprocess.DEVNULL, new_session=True)
             self._process, shown = process, None
             try:
@@ -272,7 +281,7 @@ class LiveJob:
         self._failures += 1
         self._dirty = True  # what is shown is no longer the error once it can be read again
         if not self._reader.is_intact:
-            self._reader = JobReader(self.where)
+            self._reader = self._new_reader()
         self._publish(state="unreadable", note=line)
 
     def _progress(self) -> None:
@@ -329,7 +338,7 @@ class LiveJob:
     def _ended(self) -> None:
         """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""
         self._resume_check, self._checked = self._reader.resume_check, self._clock()
-        self._reader = JobReader(self.where)
+        self._reader = self._new_reader()
 
     def _publish(self, **changes: Any) -> None:
         if any(value != getattr(self._snapshot, name) for name, value in changes.items()):
@@ -359,10 +368,10 @@ def exit_with_server() -> None:
 
 
 def main() -> None:
-    """Read the job that the command line names, and write its page to the file that it names."""
-    where, path = sys.argv[1], Path(sys.argv[2])
+    """Read the job that the command line names, at the prices in a file, and write its page to the file that it names."""
+    where, path, prices = sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text("utf-8"))
     threading.Thread(target=exit_with_server, daemon=True).start()
-    LiveJob(where, on_change=lambda snapshot: write_page(where, snapshot, path)).poll()
+    LiveJob(where, prices=prices, on_change=lambda snapshot: write_page(where, snapshot, path)).poll()
 
 
 if __name__ == "__main__":

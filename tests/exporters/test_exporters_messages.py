@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ from sm_profiler.exporters import aws as on_aws
 from sm_profiler.exporters.destination import (
     ATTEMPTS,
     KINDS,
+    MAX_ERROR,
     SentList,
     Webhook,
     message_of,
@@ -147,6 +149,26 @@ def test_a_webhook_that_refuses_is_one_line(report, hook, answer):
     with pytest.raises(SourceError, match=f"webhook at 127.0.0.1: HTTP status {answer[0]}"):
         Webhook(hook.url, sleep=pytest.fail).send(report)
     assert len(hook.got) == 1
+
+
+def test_an_answer_that_is_no_http_is_one_short_line(report):
+    """Its 5000 bytes were the error's text."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            for _ in range(ATTEMPTS):
+                client, _ = server.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(b"\xff\x1b[2J\r" * 1000 + b"\n\n")
+
+        thread = Thread(target=answer)
+        thread.start()
+        with pytest.raises(SourceError) as error:
+            Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/", sleep=bool).send(report)
+        thread.join()
+    assert len(str(error.value)) <= MAX_ERROR + 40
+    assert str(error.value).isprintable()
 
 
 def test_a_webhook_that_is_gone_is_one_line(report, hook):

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least, shared_machines
 from sm_profiler.fleet.finding import stem_of
+from sm_profiler.fleet.page import render_html
+from sm_profiler.fleet.wording import advice
 from sm_profiler.report.prices import Prices, built_in
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
@@ -77,6 +79,50 @@ def test_a_regression_is_found_with_what_changed():
     assert found.changed == {"git": ("good", "bad")}
     assert found.change == pytest.approx(0.485, abs=0.01)
     assert found.usd == pytest.approx(2 * PRICE * (1 - 101 / 150))
+
+
+def submitted(name, place, cause=None, *, script="train.py", user="anna", status="Completed"):
+    """Return a job of a user's script, begun some days after the first."""
+    verdict = finding(cause, 1800.0, share=0.5) if cause else finding()
+    more = {"HyperParameters": {"sagemaker_program": script}, "Tags": [{"Key": "user", "Value": user}]}
+    return priced(report_json(name, verdict), description(name, start=START_S + place * DAY, status=status, **more))
+
+
+def test_a_job_that_was_repaired_under_another_name_is_nothing_to_do():
+    """It was the first of the jobs that waste most, although the same training had run without that loss since."""
+    fleet = assemble([submitted("bert", 0, "INPUT_BOUND"), submitted("bert-fixed", 1)])
+    assert fleet.top == ()
+    (lost, repaired) = fleet.jobs
+    assert (lost.name, lost.repaired_by, repaired.repaired_by) == ("bert", "bert-fixed", "")
+    assert "Repaired since: bert-fixed" in advice(lost)
+    assert fleet.totals.lost_usd == pytest.approx(0.5 * PRICE)  # it was lost all the same
+    assert "1 job loses" not in render_html(fleet)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [],
+        [submitted("again", 1, "INPUT_BOUND")],
+        [submitted("fixed", 1), submitted("back", 2, "INPUT_BOUND")],
+        [submitted("other", 1, script="eval.py")],
+        [submitted("other", 1, script="")],
+        [submitted("other", 1, user="ben")],
+        [submitted("before", -1)],
+        [submitted("failed", 1, status="Failed")],
+        [submitted("stopped", 1, status="Stopped")],
+        [submitted("runs", 1, status="InProgress")],
+    ],
+    ids=lambda jobs: " ".join(job.name for job in jobs),
+)
+def test_only_a_later_job_of_the_same_training_without_the_loss_is_a_repair(later):
+    fleet = assemble([submitted("bert", 0, "INPUT_BOUND"), *later])
+    assert "bert" in {top.name for top in fleet.top}
+
+
+def test_a_job_that_failed_is_repaired_by_one_that_completes():
+    fleet = assemble([submitted("bert", 0, status="Failed"), submitted("bert-b", 1)])
+    assert [top.name for top in fleet.top] == []
 
 
 def on_slurm(number, who, step_ms, **options):

@@ -14,9 +14,10 @@ import time
 import urllib.error
 import urllib.request
 from functools import partial
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread, active_count
+from threading import Event, Thread, active_count
 
 import attrs
 import pytest
@@ -339,6 +340,35 @@ def test_clients_that_never_end_their_requests_leave_the_number_of_threads_bound
     finally:
         server.close()
     assert capfd.readouterr().err == ""
+
+
+def test_clients_that_send_a_byte_now_and_then_do_not_keep_others_from_the_metrics(monkeypatch):
+    """As many as are answered at a time kept all others away, for hours."""
+    monkeypatch.setattr(exposition, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(exposition, "TIMEOUT_S", 1.0)
+    server, stop = Exposition("127.0.0.1", 0, list), Event()
+
+    def drip():
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client, contextlib.suppress(OSError):
+            while not stop.wait(0.2):
+                client.send(b"G")
+
+    threads = [Thread(target=drip) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        url, until, answer = f"http://127.0.0.1:{server.server_port}/metrics", time.monotonic() + 20, b""
+        while not answer and time.monotonic() < until:
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as response:
+                answer = response.read()
+            time.sleep(0.1)
+        assert answer
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        server.close()
 
 
 def test_the_environment_of_a_job_switches_it_on(tmp_path, caplog):

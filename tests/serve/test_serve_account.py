@@ -17,9 +17,10 @@ from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import Job
 from sm_profiler.report.report_json import read_failure
-from sm_profiler.serve.app import create_app, job_row, target_of
+from sm_profiler.serve.app import create_app, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
+from sm_profiler.serve.listing import row_of
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader, JobStatus
@@ -194,11 +195,11 @@ def test_the_account_is_asked_once_a_minute():
 
 def test_the_list_shows_how_jobs_ended():
     found = Found("a", f"account:{REGION}/a", state="ended", status="failed")
-    assert job_row(found, None)["state"] == "failed"
-    assert job_row(found, Snapshot())["state"] == "failed; it is being read"
+    assert row_of(found, None).line == "failed"
+    assert row_of(found, Snapshot(), being_read=True).line == "failed; it is being read"
     over = Snapshot(version=2, state="ended", note="training job a has no profile: the profiler was off")
-    assert job_row(found, over)["state"] == f"failed: {over.note}"
-    assert job_row(found, Snapshot(version=2, state="ended", note="failed: no memory"))["state"] == "failed: no memory"
+    assert row_of(found, over).line == f"failed: {over.note}"
+    assert row_of(found, Snapshot(version=2, state="ended", note="failed: no memory")).line == "failed: no memory"
 
 
 def test_the_list_leads_with_the_exception_of_a_job_that_failed():
@@ -214,9 +215,9 @@ def test_the_list_leads_with_the_exception_of_a_job_that_failed():
     verdicts, job = Verdicts(), Job("first", "first", state="ended", read_report=lambda: report)
     known = verdicts.known(job)
     found = Found("first", "first", state="ended", status="failed", saved=known.verdict, end=known.end)
-    assert "ValueError: corrupt record (train.py:41)" in job_row(found, None)["headline"].partition("It waits")[0]
+    assert "ValueError: corrupt record (train.py:41)" in row_of(found, None).headline.partition("It waits")[0]
     live = Snapshot(version=2, state="ended", main=known.verdict, end="The job ended with exit code 1.")
-    assert job_row(found, live)["headline"].startswith("The job ended with exit code 1. It waits")
+    assert row_of(found, live).headline.startswith("The job ended with exit code 1. It waits")
     assert read_failure(REPORT) == ""
 
 
@@ -224,8 +225,8 @@ def test_the_list_shows_why_a_job_that_ended_has_no_profile(account):
     """It showed "completed" alone until the job was opened."""
     jobs = Jobs([f"account:{REGION}"], clock=iter(range(0, 10**6, 100)).__next__)
     second = until(lambda: next((one for one in jobs.listing() if one.name == "second" and one.problem), None))
-    assert "the profiler was not switched on" in job_row(second, None)["state"]
-    assert job_row(second, Snapshot())["state"].startswith("completed: ")
+    assert "the profiler was not switched on" in row_of(second, None).line
+    assert row_of(second, Snapshot()).line.startswith("completed: ")
     jobs.close()
 
 

@@ -155,3 +155,25 @@ def test_works_without_script(job, proxy, tmp_path):
         page.get_by_role("link", name="job", exact=True).click()
         until(lambda: page.reload() and page.locator("#verdict .badge").count())
         assert page.locator("#verdict .badge").inner_text() == "Waiting for data"
+
+
+def test_jobs_are_searched_by_keyboard_and_the_choice_is_in_the_address(proxy, tmp_path):
+    for number in range(12):
+        (tmp_path / f"{'bert' if number % 3 else 'llama'}-{number}" / "system").mkdir(parents=True)
+    with served(tmp_path) as proxy.target, chromium() as page:
+        page.goto(f"{proxy.url}?token=known")
+        page.get_by_label("Search").press_sequentially("llama")
+        page.wait_for_url("**/?q=llama")
+        page.locator(".count", has_text="4 of 12 jobs").wait_for()
+        assert page.evaluate("document.activeElement.name") == "q"
+        page.keyboard.press("Enter")
+        assert page.locator("#pair select").first.locator("option").count() == 4
+        page.locator("[name=sort]").select_option("name")
+        page.wait_for_url("**/?q=llama&sort=name")
+        page.reload()
+        assert page.locator(".jobs h2").all_inner_texts() == ["llama-0", "llama-3", "llama-6", "llama-9"]
+        assert page.get_by_label("Search").input_value() == "llama"
+        page.get_by_label("Search").fill("nothing like it")
+        page.get_by_role("link", name="Show all jobs").click()
+        page.locator(".count", has_text="12 jobs.").wait_for()
+        assert page.problems == []

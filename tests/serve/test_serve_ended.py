@@ -147,7 +147,15 @@ def test_a_process_that_is_killed_is_an_error_of_its_job_and_tried_again(where, 
 
 
 def test_the_process_ends_with_its_server(job, tmp_path):
-    command = [sys.executable, "-m", "sm_profiler.serve.live", str(job), str(tmp_path / "page")]
+    (tmp_path / "prices").write_text("null")
+    command = [
+        sys.executable,
+        "-m",
+        "sm_profiler.serve.live",
+        str(job),
+        str(tmp_path / "page"),
+        str(tmp_path / "prices"),
+    ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdin.close()
     assert process.wait(60) == 1

@@ -13,8 +13,9 @@ from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report import build_report
 from sm_profiler.serve import live as live_module
-from sm_profiler.serve.app import LOOK_S, job_row
-from sm_profiler.serve.jobs import Found, find_shown
+from sm_profiler.serve.app import LOOK_S
+from sm_profiler.serve.jobs import find_shown
+from sm_profiler.serve.listing import sparks
 from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
 from sm_profiler.serve.pages import state_line
 from sm_profiler.serve.reading import JobReader, later_files_of
@@ -265,9 +266,9 @@ def test_the_list_draws_step_time_and_gpu_use(tmp_path):
     live.poll()
     assert len(live.snapshot.gpu) > 10
     assert all(0 <= value <= 100 for value in live.snapshot.gpu)
-    row = job_row(Found("job", str(folder)), live.snapshot)
-    assert "Step time: " in row["spark"]
-    assert "GPU use: " in row["spark"]
+    drawn = sparks(live.snapshot)
+    assert "Step time: " in drawn
+    assert "GPU use: " in drawn
 
 
 @pytest.fixture

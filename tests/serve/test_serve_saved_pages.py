@@ -9,8 +9,8 @@ import pytest
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
 from sm_profiler.serve import snapshot
-from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
+from sm_profiler.serve.listing import row_of
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.snapshot import Part, Snapshot, load, save
 from tests.support.serving import data_files, make_job
@@ -52,8 +52,8 @@ def test_a_page_shows_the_last_state_until_all_is_read(job):
     assert again.snapshot.state == "reading"
     assert "as of" in again.snapshot.note
     assert again.snapshot.spark == first.snapshot.spark
-    row = job_row(Found("job", str(job)), again.snapshot)
-    assert (row["verdict"], row["mood"]) == ("Waiting for data", "issue")
+    row = row_of(Found("job", str(job)), again.snapshot)
+    assert (row.result, row.mood) == ("Waiting for data", "issue")
     again._progress()  # a part of the data would be less than what is shown
     assert again.snapshot.report is None
     again.poll()

@@ -81,16 +81,44 @@
 (() => {
   const list = document.getElementById("list");
   if (!list) return;
-  setInterval(async () => {
-    if (document.hidden) return;
+  const search = document.getElementById("search"), pair = document.getElementById("pair");
+  let shown = null, asked = 0;
+  // The jobs that can be compared are those in the list.
+  const offer = () => {
+    if (pair) for (const select of pair.querySelectorAll("select")) {
+      const before = select.value;
+      select.replaceChildren(...[...list.querySelectorAll("h2 a")].map((link) => new Option(link.textContent, link.getAttribute("href").slice("jobs/".length))));
+      select.value = before;
+      if (select.selectedIndex < 0) select.selectedIndex = select.name === "a" ? Math.min(1, select.length - 1) : 0;
+    }
+  };
+  const ask = async (chosen) => {
+    const number = ++asked;
     try {
-      const answer = await fetch("list", { cache: "no-store" });
+      const answer = await fetch(`list${location.search}`, { cache: "no-store" });
       if (!answer.ok) return;
-      const html = await answer.text(), focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const html = await answer.text();
+      if (number !== asked || html === shown) return; // a later one has been asked for
+      const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      shown = html;
       list.innerHTML = html;
       if (focused) for (const link of list.querySelectorAll("a")) if (link.getAttribute("href") === focused) link.focus();
+      if (chosen) offer();
     } catch { return; }
-  }, 3000);
+  };
+  if (search) {
+    const address = () => {
+      const pairs = new URLSearchParams([...new FormData(search)].filter(([, value]) => value));
+      return pairs.size ? `?${pairs}` : location.pathname;
+    };
+    let timer = 0;
+    search.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => { history.replaceState(null, "", address()); ask(true); }, 150);
+    });
+    search.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(timer); history.replaceState(null, "", address()); ask(true); });
+  }
+  setInterval(() => { if (!document.hidden) ask(false); }, 3000);
 })();
 
 if (document.getElementById("again")) setTimeout(() => location.reload(), 3000);

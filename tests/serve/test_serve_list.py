@@ -1,0 +1,221 @@
+"""The list of jobs: its states, what an address asks for, and how large it becomes."""
+
+import json
+import re
+import time
+from html import unescape
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from sm_profiler.fleet.model import Fleet, Node
+from sm_profiler.serve.app import create_app
+from sm_profiler.serve.fleet_page import Facts, FleetPage, facts_of, pages_of
+from sm_profiler.serve.jobs import Found, Jobs
+from sm_profiler.serve.listing import ROWS, Query, Row, row_of
+from sm_profiler.serve.snapshot import Snapshot
+from tests.support.fleets import priced, report_json
+from tests.support.serving import Polled, data_files, make_job, until
+
+NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
+
+
+@pytest.mark.parametrize(
+    ("found", "snapshot", "status", "being_read", "state", "line"),
+    [
+        ("running", None, "", False, "running", "running"),
+        ("", None, "", False, "waiting", "waiting"),
+        ("running", Snapshot(), "", True, "running", "waiting"),
+        ("running", Snapshot(version=1, note="waiting for the first data"), "", True, "running", "waiting for the first data"),
+        ("ended", None, "", False, "ended", "ended"),
+        ("ended", None, "completed", False, "completed", "completed"),
+        ("ended", Snapshot(), "", True, "ended", "ended; it is being read"),
+        ("ended", Snapshot(), "completed", False, "completed", "completed"),
+        ("ended", Snapshot(version=3, state="reading", note="as of now; reading what is there"), "", False, "ended", "ended"),
+        ("ended", Snapshot(version=3, state="reading"), "", True, "ended", "ended; it is being read"),
+        ("ended", Snapshot(version=1, note="waiting for the first data"), "", False, "ended", "ended without data"),
+        ("ended", Snapshot(version=1, state="running"), "", True, "ended", "running"),
+        ("ended", Snapshot(version=1, state="ended"), "stopped", False, "stopped", "stopped"),
+        ("ended", Snapshot(version=1, state="ended", note="ended with exit code 3"), "", False, "ended", "ended with exit code 3"),
+        ("ended", Snapshot(version=1, state="unreadable", note="no access"), "", False, "cannot be read", "cannot be read, trying again: no access"),
+    ],
+)  # fmt: skip
+def test_a_job_has_one_state(found, snapshot, status, being_read, state, line):
+    """A job that had ended was shown as being read for ever, although nothing read it."""
+    row = row_of(Found("a", "/jobs/a", state=found, status=status), snapshot, being_read=being_read)
+    assert (row.state, row.line) == (state, line)
+
+
+def row(name, **more):
+    return Row(name, name, more.pop("state", "ended"), more.pop("line", ""), **more)
+
+
+ROWS_OF = [
+    row(
+        "bert-1",
+        headline="a large llama",
+        user="anna",
+        hosts=("gpu01",),
+        usd=3.0,
+        changed=1.0,
+        result="Waiting for data",
+        state="completed",
+    ),
+    row("Bert-2", user="ben", hosts=("gpu01", "gpu02"), usd=9.0, changed=3.0, state="running"),
+    row("llama", user="anna", machine_hours=2.0, changed=2.0, result="Balanced", state="failed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({}, ["Bert-2", "llama", "bert-1"]),
+        ({"q": "BERT"}, ["Bert-2", "bert-1"]),
+        ({"q": "bert anna"}, ["bert-1"]),
+        ({"q": "gpu02"}, ["Bert-2"]),
+        ({"q": "waiting"}, ["bert-1"]),
+        ({"q": "llama"}, ["llama"]),
+        ({"user": "anna"}, ["llama", "bert-1"]),
+        ({"host": "gpu01", "sort": "name"}, ["bert-1", "Bert-2"]),
+        ({"state": "failed"}, ["llama"]),
+        ({"result": "Balanced", "user": "ben"}, []),
+        ({"sort": "cost"}, ["Bert-2", "bert-1", "llama"]),
+        ({"sort": "user"}, ["bert-1", "llama", "Bert-2"]),
+        ({"sort": "oldest"}, ["bert-1", "llama", "Bert-2"]),
+        ({"sort": "no such", "page": "9" * 5000, "other": "x"}, ["Bert-2", "llama", "bert-1"]),
+    ],
+)
+def test_an_address_chooses_and_orders_jobs(asked, names):
+    assert [one.name for one in Query.parse(asked).select(ROWS_OF)] == names
+
+
+def folder_of(tmp_path, count):
+    for number in range(count):
+        (tmp_path / f"job-{number:04d}" / "system").mkdir(parents=True)
+    return tmp_path
+
+
+def browser_of(folder):
+    app = create_app(Jobs([str(folder)], follow=Polled))
+    return TestClient(app, base_url="http://127.0.0.1:8899")
+
+
+def names_in(page):
+    return [unescape(name) for name in re.findall(r'<h2><a href="jobs/[^"]*">([^<]*)</a>', page)]
+
+
+def test_hundreds_of_jobs_are_pages_that_stay_small_and_fast(tmp_path):
+    browser = browser_of(folder_of(tmp_path, 520))
+    browser.get("/list")
+    begun = time.monotonic()
+    page = browser.get("/").text
+    assert time.monotonic() - begun < 2.0  # 0.05 s alone
+    assert len(page) < 130_000
+    assert "520 jobs, 1 to 100 of them here." in page
+    seen, address = [], "./"
+    while address:
+        page = browser.get(address.removeprefix(".")).text
+        seen += names_in(page)
+        found = re.search(r'<a href="([^"]*)" rel="next"', page)
+        address = unescape(found[1]) if found else ""
+    assert len(seen) == len(set(seen)) == 520
+    assert browser.get("/?page=77").text.count("<h2><a ") == 520 % ROWS
+
+
+def test_a_choice_is_in_the_address_and_in_the_form(tmp_path):
+    browser = browser_of(folder_of(tmp_path, 250))
+    query = urlencode({"q": "job-00", "sort": "name", "state": "ended", "user": NASTY})
+    page = browser.get(f"/?{query}").text
+    assert 'value="job-00"' in page
+    assert '<option value="name" selected>' in page
+    assert "<img" not in page
+    assert 'No job is like this. <a href="./">Show all jobs</a>' in page
+    asked = browser.get("/?q=job&sort=name").text
+    assert names_in(asked)[:2] == ["job-0000", "job-0001"]
+    assert "./?q=job&amp;sort=name&amp;page=2" in asked
+    assert names_in(browser.get("/list?q=job&sort=name&page=3").text)[-1] == "job-0249"
+
+
+def test_the_list_shows_who_ran_a_job_where_and_what_it_cost(tmp_path, monkeypatch):
+    browser = browser_of(folder_of(tmp_path, 3))
+    (first, *_) = site_jobs = Jobs([str(tmp_path)]).listing()
+    rows = [
+        priced(report_json(one.name, identity={"user": "anna"}, hosts=("gpu07",)), source=one.where)
+        for one in site_jobs
+    ]
+    facts = facts_of(Fleet(jobs=tuple(rows)), pages_of(site_jobs))
+    assert facts[first.id].hosts == ("gpu07",)
+    monkeypatch.setattr(FleetPage, "facts", lambda _: facts)
+    page = browser.get("/").text
+    assert f"<span>anna</span><span>gpu07</span><span>{facts[first.id].cost}</span>" in page
+    assert facts[first.id].cost.startswith("$")
+    assert '<option value="gpu07">gpu07 (3)</option>' in page
+    assert "3 jobs: $" in page
+
+
+def test_a_job_without_a_price_costs_hours_of_machines():
+    job = priced(report_json(instance_type="unknown"))
+    assert Facts.of(job).cost == "1.0 h"
+    assert Facts.of(priced()).cost == ""
+
+
+def test_the_prices_of_serve_are_those_of_its_list_and_its_pages(tmp_path):
+    for name in "ab":
+        job = make_job(tmp_path / "jobs" / name, "--minutes", "2")
+        for path in data_files(job):
+            if "incremental" in str(path):
+                first = json.loads(path.read_text().splitlines()[0])
+                who = {"user": "anna", "host": "gpu01", "instance_type": "dgx"}
+                named = [
+                    {**first, "Type": "identity", "Name": key, "Dimension": text, "Value": 1.0}
+                    for key, text in who.items()
+                ]
+                path.write_text(path.read_text() + "".join(f"{json.dumps(one)}\n" for one in named))
+    jobs = Jobs([str(tmp_path / "jobs")], {"dgx": 36_000.0})
+    browser = TestClient(create_app(jobs, surveys=True), base_url="http://127.0.0.1:8899")
+    try:
+        first = browser.get("/").text
+        assert "Users, machines and costs follow once all jobs have been read." in first
+        page = until(lambda: text if "anna" in (text := browser.get("/").text) else "", 200)
+        assert re.search(r"<span>anna</span><span>gpu01</span><span>\$1,[0-9]{3}", page)
+        assert "follow once all jobs have been read" not in page
+        path = f"/jobs/{jobs.listing()[0].id}/report.json"
+        cost = until(lambda: browser.get(path).json().get("cost"), 60)
+        assert cost["per_hour"] == 36_000
+    finally:
+        jobs.close()
+
+
+def test_one_viewer_lists_again_and_the_others_do_not_wait(tmp_path):
+    now = [0.0]
+    jobs = Jobs([str(folder_of(tmp_path, 3))], clock=lambda: now[0])
+    assert len(jobs.listing()) == 3
+    now[0] += 60
+    with jobs._listing:  # another request lists
+        assert len(jobs.listing()) == 3
+
+
+def test_listing_takes_a_tenth_of_the_time_at_most(tmp_path, monkeypatch):
+    now, times = [0.0], []
+    jobs = Jobs([str(tmp_path)], clock=lambda: now[0])
+
+    def listed():
+        times.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(Jobs, "_list", lambda _: listed())
+    while now[0] < 60:
+        jobs.listing()
+        now[0] += 1.0
+    assert times == pytest.approx([0.0, 22.0, 44.0], abs=2.0)
+
+
+def test_facts_of_strangers_are_text(tmp_path):
+    job = priced(report_json(NASTY, identity={"user": NASTY}, hosts=(NASTY,)))
+    facts = Facts.of(job)
+    shown = row_of(Found(NASTY, "/a", state="ended"), None, facts)
+    assert "\n" not in shown.user
+    assert msgspec.json.decode(msgspec.json.encode(facts), type=Facts) == facts
+    assert isinstance(job.nodes[0], Node)
