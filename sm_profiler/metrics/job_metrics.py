@@ -381,7 +381,8 @@ class JobMetrics:
         for node, host in self.host_names.items():
             if host != node:
                 named = rf"(?<![\w./-]){re.escape(node)}{process}(?![\w/-])"
-                text = re.sub(named, lambda found, host=host: f"{found[0]} ({host})", text, count=1)
+                shown = host.replace("\\", r"\\")  # a replacement's own signs
+                text = re.sub(named, rf"\g<0> ({shown})", text, count=1)
         return text
 
     @property

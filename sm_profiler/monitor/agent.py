@@ -209,7 +209,7 @@ class LiveProfile:
             pass
         except (OSError, ValueError) as error:
             self._failed += 1
-            if self._failed == 2 and not self.hook_on:  # no longer half a file; a hook says it in its own log
+            if self._failed == 2 and not self.hook_on:  # no longer half a file; a hook writes it into its own log
                 problem = str(error).partition("\n")[0]
                 logger.warning("sm-profiler: the changed configuration %s is ignored: %s", self.config, problem)
 

@@ -131,7 +131,7 @@ def test_a_job_that_records_no_steps_has_no_series_of_steps(tmp_path):
 
 
 def test_a_configuration_that_stays_broken_is_reported_once(tmp_path, caplog):
-    """Without a hook, nothing else says it."""
+    """Without a hook, nothing else would report it."""
     (config := tmp_path / "config.json").write_text("{}")
     now = 0.0
     profile = LiveProfile(str(config), hook_on=False, clock=lambda: now)

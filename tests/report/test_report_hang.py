@@ -321,7 +321,7 @@ def test_code_of_libraries(file, library):
 
 
 def test_the_sentence_names_the_machine_of_a_node():
-    """Whoever reads `algo-2` on a cluster had to look its machine up at the end of the page."""
+    """The machine of `algo-2` on a cluster stood only at the end of the page."""
     rows = [row for rank in (0, 1) for row in training(200, node=f"algo-{rank + 1}-{rank}")]
     stops = (stop(COLLECTIVE, node="algo-1-0"), stop(SLEEPS, node="algo-2-1"))
     metadata = [

@@ -16,7 +16,7 @@ import optax
 from flax import linen as nn
 
 REPAIRED = os.environ.get("REPAIRED") == "1"
-SPECIES, SIDE, BATCH, STEPS = 12, 32, 16, 70
+SPECIES, SIDE, BATCH, STEPS = 12, 32, 16, 35
 SERVER = """
 import http.server, json, sqlite3
 table = sqlite3.connect("runs.db")
