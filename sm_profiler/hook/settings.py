@@ -56,7 +56,7 @@ class ConfigText:
         text: the JSON.
         path: its file, which is read again when it changes; None if it comes from the environment or S3.
         changed: mtime of the file in nanoseconds, 0 without a file.
-        place: where it is, and who says so, for messages.
+        place: file, variable or address of it, and what names that, for messages.
     """
 
     text: str

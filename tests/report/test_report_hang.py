@@ -321,7 +321,7 @@ def test_code_of_libraries(file, library):
 
 
 def test_the_sentence_names_the_machine_of_a_node():
-    """The machine of `algo-2` on a cluster stood only at the end of the page."""
+    """Only the end of the page named the machine of `algo-2` on a cluster."""
     rows = [row for rank in (0, 1) for row in training(200, node=f"algo-{rank + 1}-{rank}")]
     stops = (stop(COLLECTIVE, node="algo-1-0"), stop(SLEEPS, node="algo-2-1"))
     metadata = [
