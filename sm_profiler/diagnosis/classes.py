@@ -48,6 +48,7 @@ class Class(str, Enum):
     MOVING_STRAGGLER = "MOVING_STRAGGLER", "Alternating stragglers"
     SEQUENCE_IMBALANCE = "SEQUENCE_IMBALANCE", "Sequences divided unevenly"
     PADDING_WASTE = "PADDING_WASTE", "Computing on padding"
+    DOUBLE_PRECISION = "DOUBLE_PRECISION", "Computing in double precision"
     STAGE_IMBALANCE = "STAGE_IMBALANCE", "Unequal pipeline stages"
     GC_OUT_OF_PHASE = "GC_OUT_OF_PHASE", "Ranks collect garbage at different steps"
     COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Mostly communicating"

@@ -117,6 +117,7 @@ class Session(StepObserver):
         self._collate: dict[str, Any] = {}
         self.inputs = ModelInputs()
         self.padding = Padding()
+        self.dtype: str | None = None  # of the model's parameters, once it has trained; "" if it has none
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._starting = threading.RLock()  # the first step and the watch for hangs may start the recorder at once
@@ -694,6 +695,7 @@ class Session(StepObserver):
             "calls_per_step": self.inputs.per_step(self.inputs.calls),
             "input_sizes": self.inputs.sizes or None,
             "collate": self._collate or None,
+            "dtype": self.dtype or None,
             "padding": padding[0],
             "padding_of_all": padding[1],
             "padding_inferred": self.padding.inferred or None,

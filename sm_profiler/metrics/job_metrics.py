@@ -209,6 +209,7 @@ class JobMetrics:
         samples_per_step: samples that the model was given in a training step, on average, if known.
         calls_per_step: calls in which it was given them.
         input_sizes: process → elements of the model's input over the course of training, shape (steps, 2): step, elements.
+        dtype: type of the model's parameters; "" if it is unknown.
         padding: part of the batches that is padding, and part that is padding beyond the longest sequence of each batch.
         collate: the script's function that makes batches, of the first process that has one.
         padding_inferred: it was counted by the tokens, and not by a mask.
@@ -249,6 +250,7 @@ class JobMetrics:
     samples_per_step: float | None = None
     calls_per_step: float | None = None
     input_sizes: Mapping[str, Floats] = attrs.field(factory=dict)
+    dtype: str = ""
     padding: tuple[float, float] | None = None
     collate: AtLine = attrs.field(factory=AtLine)
     padding_inferred: bool = False
@@ -748,6 +750,7 @@ def measure_job(  # most are optional parts
         input_sizes={
             process_name(one): np.asarray(sizes, np.float64) for one in metadata if (sizes := one.get("input_sizes"))
         },
+        dtype=next((str(one["dtype"]) for one in metadata if one.get("dtype")), ""),
         padding=_padding(metadata),
         collate=_collate(metadata),
         padding_inferred=any(one.get("padding_inferred") is True for one in metadata),

@@ -368,6 +368,12 @@ def test_padding_is_counted_in_the_masks_of_a_loader(session):
     assert (session.describe()["padding"], session.describe()["padding_of_all"]) == (0.5, 0.375)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_type_of_the_models_parameters_is_recorded(session, dtype):
+    torch.nn.Linear(4, 2, dtype=dtype)(torch.ones(1, 4, dtype=dtype)).sum().backward()
+    assert session.describe()["dtype"] == str(dtype)
+
+
 class Collate:
     def __call__(self, rows):
         return torch.utils.data.default_collate(rows)

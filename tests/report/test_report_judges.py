@@ -189,6 +189,18 @@ def test_padding_names_the_function_that_makes_batches_if_no_sample_met_it(line)
     assert where == ((Location("/job/train.py", 31, "pad", share=0.0),) if line == 31 else ())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("torch.float64", Class.DOUBLE_PRECISION), ("torch.float32", Class.BALANCED)]
+)
+def test_a_model_of_64_bit_numbers_is_not_healthy(dtype, kind):
+    """Data that numpy had made, and a model that was made to fit it, took 2.4 times as long as with float32."""
+    main = report_from(training(200), metadata=({"dtype": dtype},)).verdict.main
+    assert main.kind is kind
+    if kind is Class.DOUBLE_PRECISION:
+        assert main.confidence == "medium"
+        assert main.gain.speedup.low < 2.4 < main.gain.speedup.high
+
+
 def test_a_second_cause_is_judged_by_what_the_first_leaves():
     """Waits of 12 % of the loop are 25 % of it without the other code."""
     verdict = verdict_of(training(400, wait=0.0025, outside=0.011))

@@ -83,6 +83,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.BATCH_TOO_SMALL, _small_batch),
     ProfileCause(Class.HOST_BOUND, _host, on_host=True),
     ProfileCause(Class.PADDING_WASTE, computing.padding),
+    ProfileCause(Class.DOUBLE_PRECISION, computing.double_precision),
     ProfileCause(Class.GC_BOUND, _collections, on_host=True, evicts=True),
     ProfileCause(Class.OPTIMIZER_BOUND, computing.optimizer),
     ProfileCause(Class.PERIODIC_STALL, patterns.periodic, points=True),

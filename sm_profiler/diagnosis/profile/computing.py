@@ -49,6 +49,7 @@ from sm_profiler.metrics.sample_fold import Place, Sampled
 from sm_profiler.metrics.step_fold import RESULTS
 from sm_profiler.printable import printable
 
+DOUBLE = "torch.float64"
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
 _LOSS = re.compile(r"^torch\.nn\.(modules|functional)\.")  # what the model is for
@@ -299,6 +300,19 @@ def padding(case: Case) -> Found | None:
     return Found(
         text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,
         where=where,
+    )  # fmt: skip
+
+
+def double_precision(case: Case) -> Found | None:
+    """Find a model of numbers of 64 bits, as arrays of numpy are unless they are converted."""
+    if case.metrics.dtype != DOUBLE:
+        return None
+    passes = ("forward", "backward", "optimizer", "compiled")
+    share = case.share_of(*passes)
+    return Found(
+        "double_precision", {"share": percent(share)}, (Evidence("time in passes and updates", round(share, 4), unit="share"),), share,
+        saves=lambda loop: Saving.of_scenarios([loop.usual(*passes) * part for part in limits.KERNELS_SAVED["DOUBLE_PRECISION"]], passes),
+        doubt="the training may need it", where=lines_of_phase(case.metrics, "forward"),
     )  # fmt: skip
 
 

@@ -244,6 +244,8 @@ class Forwards(Collector):
                 # reading the shape of an object that is no tensor may change it
                 if training and tracker.number >= 0 and args and isinstance(args[0], tensor):
                     session.saw_input(args[0])
+                if training and session.dtype is None:
+                    session.dtype = forwards.dtype_of(module)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
@@ -328,6 +330,10 @@ class Forwards(Collector):
             state = []
         self._session.tracker.updated = self._updates.get(key, state) != state
         self._updates[key] = state
+
+    def dtype_of(self, module: Any) -> str:
+        """Return the type of a module's first parameter, `torch.float32`; "" if it has none."""
+        return next((str(one.dtype) for one in self._module.Module.parameters(module)), "")
 
     def model_name(self, module: Any) -> str:
         """Return the class name of the model inside its wrappers."""
