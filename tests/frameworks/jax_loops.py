@@ -429,7 +429,7 @@ def run(scenario, folder: Path) -> dict:
 
 def break_everything() -> None:
     """Make the hook raise at every call."""
-    from sm_profiler.hook import detailed, recorder, steps, windows
+    from sm_profiler.hook import detailed, host_callbacks, recorder, steps, windows
     from sm_profiler.hook.jax import adapter, calls, compilations, loop
 
     def broken(*_args, **_kwargs):
@@ -438,7 +438,7 @@ def break_everything() -> None:
     for name in ("fetch_begins", "fetch_ends", "begin_step", "end_step", "begins_call", "call_ended", "claim"):
         setattr(steps.StepTracker, name, broken)
     for owner in (recorder.Recorder, windows.Window, loop.Loop, compilations.Compilations, adapter.JaxProfiler,
-                  detailed.DetailedWindow, calls.OneByOne, adapter.HostCallbacks):  # fmt: skip
+                  detailed.DetailedWindow, calls.OneByOne, host_callbacks.HostCallbacks):  # fmt: skip
         for name in [
             name
             for name in vars(owner)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.formats.recorded import Callback
+from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
 from tests.support.frameworks import PYTHON
 
@@ -126,3 +128,54 @@ def test_a_broken_hook_changes_no_result_and_logs_one_warning(runs, tmp_path):
     for loop in LOOPS:
         assert broken[loop]["losses"] == results["off"][loop]["losses"], loop
     assert (folder / "log").read_text().count("switched off, training continues") == 1
+
+
+ON_THE_HOST = """
+import numpy as np, time, tensorflow as tf
+v = tf.Variable(tf.ones([8, 8]))
+optimizer = tf.keras.optimizers.SGD(0.01)
+
+def on_host(x):
+    time.sleep(0.003)
+    return x * 2
+
+def parsed(x):
+    time.sleep(0.001)
+    return np.float32(x)
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        y = tf.ensure_shape(tf.numpy_function(on_host, [x], tf.float32), [8])
+        z = tf.py_function(func=lambda a: a + 1, inp=[x], Tout=tf.float32)
+        loss = tf.reduce_sum(tf.square(tf.linalg.matvec(v, x) - y)) + tf.reduce_sum(z)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [v]), [v]))
+    return loss
+
+data = tf.data.Dataset.range(480).map(lambda i: tf.numpy_function(parsed, [i], tf.float32))
+for x in data.batch(8, drop_remainder=True).map(lambda x: tf.ensure_shape(x, [8])):
+    loss = step(x / 1e6)
+print(float(loss))
+"""
+
+
+def test_functions_on_the_host_within_steps_are_timed_and_those_of_pipelines_are_not(tmp_path):
+    """A distance computed in Python for each step was a healthy training."""
+    script = tmp_path / "train.py"
+    script.write_text(ON_THE_HOST)
+    results = {}
+    for name in ("off", "on"):
+        variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
+        if name == "on":
+            config = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile")}}
+            variables |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config)}
+        command = [PYTHON, str(script)]
+        found = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=240)
+        assert found.returncode == 0, found.stderr[-3000:]
+        results[name] = found.stdout
+    assert results["on"] == results["off"]
+    report = build_report(open_source(str(tmp_path / "profile")))
+    calls = {one.name for one in report.metrics.recorded(Callback).longest}
+    assert "on_host.numpy_function" in calls
+    assert not {name for name in calls if name.startswith("parsed")}
+    assert (report.verdict.kind, report.verdict.main.where[0].function) == (Class.HOST_BOUND, "on_host")

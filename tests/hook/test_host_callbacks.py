@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from sm_profiler.formats.event_names import CALLBACK
-from sm_profiler.hook.jax.adapter import MAX_KNOWN, HostCallbacks
+from sm_profiler.hook.host_callbacks import MAX_KNOWN, HostCallbacks
 from sm_profiler.hook.timed_calls import MAX_LONG
 
 

@@ -59,7 +59,8 @@ from sm_profiler.metrics.step_fold import TRAIN
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALL = "host_callback"  # advice
 GENERATION = "generation"  # text
-HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
+# Compiled code calls a function on the host.
+HOST_CALLS = ("pure_callback", "io_callback", "callback", "numpy_function", "py_function")
 
 
 def activity(case: Case, name: str, loop: Loop) -> Saving | None:
@@ -200,6 +201,7 @@ def _callbacks(case: Case) -> Found | None:
         "calls": f"{own.working:,} of {own.count:,}" if own.working < own.count else f"{own.count:,}",
         "event": event,
         "each": duration(each),
+        "less": _less(name, event),
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
@@ -243,6 +245,13 @@ def _inside(own: Calls[Callback], rank: Rank, case: Case) -> dict[str, float]:
     }
 
 
+def _less(name: str, event: str) -> str:
+    """Return how a callback may take less, by the method that is called."""
+    method = event.rpartition(".")[2]
+    when = "epochs" if "epoch" in method else "batches" if method.startswith("on_") else "passes"
+    return FRAGMENTS[f"less_in_{when}"].format(name=name)
+
+
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
     """Find callbacks that no record times, from the samples of their lines: hooks of modules and optimizers, those of trainers."""
     methods = defaultdict[tuple[str, str], float](float)
@@ -254,7 +263,7 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
         return None
     method, within = max(methods, key=lambda one: methods[one])
     name, _, event = (method, "", within) if within else method.rpartition(".")
-    words = {"name": name or event, "where": f", in {event}" if name else ""}
+    words = {"name": name or event, "where": f", in {event}" if name else "", "less": _less(name or event, method)}
     saves = partial(activity, case, CALLBACKS)
     return seen.found(
         "callback_seen",

@@ -380,7 +380,7 @@ def _healthy(case: Case) -> Finding | None:
         label = SHARED
     elif case.shared_wait >= limits.NOTICEABLE:
         headline += FRAGMENTS["shared_besides"].format_map(words)
-        advice = f"{ADVICE['shared_machine']} {advice}"
+        advice = ADVICE["shared_machine"] if text == "healthy" else f"{ADVICE['shared_machine']} {advice}"
     gpu = case.gpu_mean
     if label == Class.BALANCED.label and gpu is not None and gpu < 100 * limits.MAJORITY:
         headline, advice, label = HEADLINES["gpu_mostly_idle"].format_map(words), ADVICE["gpu_mostly_idle"], MOSTLY_IDLE

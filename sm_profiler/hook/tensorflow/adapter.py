@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import statistics
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,13 +21,15 @@ from itertools import pairwise
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
-from sm_profiler.hook.frames import user_line
+from sm_profiler.hook.frames import MAX_DEPTH, user_line
 from sm_profiler.hook.guard import run_bounded
+from sm_profiler.hook.host_callbacks import HostCallbacks
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches, Replaced, timed
 from sm_profiler.hook.rest import ENDLESS, MarkedRest
@@ -673,6 +676,19 @@ class TensorFlowProfiler(Profiler):
 
 
 STOPWATCH = "tensorflow stopwatch"
+_PIPELINES = f"{os.sep}tensorflow{os.sep}python{os.sep}data{os.sep}ops{os.sep}"
+
+
+def _makes_batches() -> bool:
+    """Return whether a function is traced as a part of a pipeline, and not of a step."""
+    frame: FrameType | None = sys._getframe(1)  # inspect.currentframe() is the same with a call more
+    for _ in range(MAX_DEPTH):
+        if frame is None:
+            break
+        if _PIPELINES in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class TensorFlowAdapter(FrameworkAdapter):
@@ -700,6 +716,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
         self.retracing = self.loops.retracing
         self._operators = OperatorCount(session, self._tf, self.loops, self.retracing)
+        self._callbacks = HostCallbacks(session.append, lambda: session.tracker.latest_number, session.fail)
 
     def install(self) -> None:
         """Patch TensorFlow."""
@@ -707,6 +724,10 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session.add(self.retracing)
         self.session.add(self.stages)
         self.session.add(self._operators)
+        self.session.add(self._callbacks)
+        for name in ("numpy_function", "py_function"):
+            wrapped = self._callbacks.wrap(name, getattr(self._tf, name), "func", _makes_batches)
+            self._patches.put(self._tf, name, wrapped)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
         for module, kind in (
             ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
@@ -754,6 +775,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session.discard(self.stages)
         self._operators.stop()
         self.session.discard(self._operators)
+        self.session.discard(self._callbacks)
 
     def detailed(self) -> Collector:
         """Return the collector of TensorFlow's own profiler."""
