@@ -170,7 +170,9 @@ def test_functions_on_the_host_within_steps_are_timed_and_those_of_pipelines_are
             config = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile")}}
             variables |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config)}
         command = [PYTHON, str(script)]
-        found = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=240)
+        found = subprocess.run(
+            command, env=os.environ | variables, check=False, capture_output=True, text=True, timeout=240
+        )
         assert found.returncode == 0, found.stderr[-3000:]
         results[name] = found.stdout
     assert results["on"] == results["off"]
