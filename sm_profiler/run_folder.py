@@ -366,10 +366,10 @@ def run(
     from sm_profiler.container import rooted
     from sm_profiler.formats.layout import TRACE_FOLDER
     from sm_profiler.formats.trace_recovery import recover_traces
-    from sm_profiler.jobs.finding import last_written
     from sm_profiler.monitor.left_profile import mark_end
     from sm_profiler.monitor.place import settle, with_variables
     from sm_profiler.monitor.run_state import write_state
+    from sm_profiler.source.open_files import last_written
 
     profile = config.source.profile()
     for problem in filter(None, (*profile.warnings, misspelt())):

@@ -64,6 +64,14 @@ def failing(program, *blocked):
     return done.stderr.splitlines()[-1]
 
 
+def test_a_run_needs_no_extra(tmp_path):
+    """The plain installation could not end a run: it listed the files with what reads reports."""
+    program = f"import os; os.chdir({str(tmp_path)!r}); from sm_profiler.cli import main; sys.exit(main(['run', '--', 'true']))"
+    text = BLOCKED.format(blocked=tuple(extras.OF_MODULE), program=program)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, "exit code 0" in done.stderr) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "blocked", "said"),
     [

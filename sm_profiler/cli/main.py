@@ -104,8 +104,9 @@ def newest_run(where: str, *, running: bool = False) -> str:
     where = given(where)
     if "://" in where or not Path(where).is_dir():
         return where
-    from sm_profiler.jobs.finding import jobs_below, last_written
+    from sm_profiler.jobs.finding import jobs_below
     from sm_profiler.monitor.run_state import read_state
+    from sm_profiler.source.open_files import last_written
 
     found = [job for job in jobs_below(Path(where)) if Path(job.where) != Path(where)]
     unfinished = [job for job in found if running and job.state == "running"]

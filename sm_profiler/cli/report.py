@@ -269,6 +269,6 @@ def write_speedscope(report: Report, path: Path) -> None:
     from sm_profiler.report.report_json import plain
 
     try:
-        path.write_text(json.dumps(plain(to_speedscope(report.metrics.samples, report.metrics.name))))
+        path.write_text(json.dumps(plain(to_speedscope(report.metrics.samples_as_timed, report.metrics.name))))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None

@@ -14,7 +14,6 @@ from urllib.parse import unquote
 
 import attrs
 
-from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.jobs.listing import MAX_REPORT_BYTES, JobPlace, find_places
 from sm_profiler.monitor.place import read_claim
@@ -201,20 +200,6 @@ def has_end_marker(folder: Path) -> bool:
     """Return whether a local profile is marked as complete."""
     base = profile_folder(folder)
     return any((base / marker).exists() for marker in END_MARKERS)
-
-
-def last_written(folder: Path) -> float:
-    """Return when a file of a folder's profile was last written, in seconds since the epoch; 0 if it has none."""
-    found = (
-        file.mtime
-        for base in (folder, folder / OUTPUTS[0])
-        for kind in ("system", "framework")
-        for file in LocalStorage(base).list(f"{kind}/")
-        if file.key not in END_MARKERS
-    )
-    with contextlib.suppress(SourceError):  # reported when it is read
-        return max(found, default=0.0)
-    return 0.0
 
 
 def _jobs_at(folder: Path) -> Iterator[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -260,6 +261,28 @@ class JobMetrics:
     def recorded(self, kind: type[Kind]) -> Records[Kind]:
         """Return the occurrences of a kind; none if it was not recorded."""
         return self.records.get(kind.phase, Records())
+
+    @property
+    def samples_as_timed(self) -> Samples:
+        """The samples, of which those of a part of a rank's loop take as long together as was measured.
+
+        A thread that samples gets the interpreter more easily while the script computes without it, so that samples alone
+        show too little of Python code.
+        """
+        sampled = Counter[tuple[str, str]]()
+        for one in self.samples.stacks:
+            sampled[one.process, _part_of(one)] += one.seconds  # type: ignore[assignment] # counts of time
+        timed = {
+            (rank.name, part): sum(rank.seconds[key] for key in keys)
+            for rank in self.ranks
+            for part, keys in _SAMPLED_PARTS.items()
+        }
+        factors = {key: timed[key] / spent for key, spent in sampled.items() if spent > 0 and timed.get(key)}
+        scaled = (
+            attrs.evolve(one, seconds=one.seconds * factors.get((one.process, _part_of(one)), 1.0))
+            for one in self.samples.stacks
+        )
+        return attrs.evolve(self.samples, stacks=tuple(sorted(scaled, key=lambda one: -one.seconds)))
 
     @property
     def inside_compiled(self) -> Samples:
@@ -602,6 +625,18 @@ def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     sizes = {one.get("batch_size") for one in metadata}
     size = sizes.pop() if len(sizes) == 1 else None
     return size if isinstance(size, int) and size > 0 else None
+
+
+_OUTSIDE = "outside"
+# Parts of a loop that are timed and sampled, each with its keys in the sums of a rank.
+_SAMPLED_PARTS = {
+    _OUTSIDE: ("outside", "between"),
+    **{key: (key,) for key in ("wait", "forward", "backward", "optimizer", "compiled", "evaluation")},
+}
+
+
+def _part_of(one: Sampled) -> str:
+    return _OUTSIDE if one.phase == "between" else one.phase
 
 
 def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None:

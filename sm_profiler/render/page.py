@@ -100,7 +100,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
         "also": _part("also", also=[finding_view(finding) for finding in other_findings(report)]),
         "timeline": _part("timeline", timeline=timeline(report.metrics)),
         "heat": section_part(heat) if heat else Markup(),
-        "code": _part("code", flames=graphs(report.metrics.samples, report.metrics.inside_compiled)),
+        "code": _part("code", flames=graphs(report.metrics.samples_as_timed, report.metrics.inside_compiled)),
         "sections": _part("sections", sections=sections),
     }
     content |= {section.key: section_part(section) for section in sections}

@@ -447,7 +447,7 @@ def _sentence(changes: tuple[Change, ...], per: str, elapsed: Change | None) -> 
     if not elapsed.is_clear:
         change = "no more than chance explains"
     else:
-        change = f"{_short(abs(elapsed.change))} % {'slower' if elapsed.change > 0 else 'faster'}"
+        change = f"{_short(abs(elapsed.change))} % {'more' if elapsed.change > 0 else 'less'}"
         if elapsed.change >= FACTOR_FROM - 1:
             change = f"{_factor(elapsed.change + 1)} times as long"
     return (

@@ -21,8 +21,10 @@ from pathlib import Path
 from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import (
+    END_MARKERS,
     IGNORED_FOLDER,
     LOADING_FOLDER,
+    OUTPUT,
     STOP_FOLDER,
     SYSTEM,
     SYSTEM_FOLDER,
@@ -196,3 +198,17 @@ def _is_left(path: Path, root: Path) -> bool:
         except OSError:  # finished meanwhile
             return False
     return True
+
+
+def last_written(folder: Path) -> float:
+    """Return when a file of a folder's profile was last written, in seconds since the epoch; 0 if it has none."""
+    found = (
+        file.mtime
+        for base in (folder, folder / OUTPUT)
+        for kind in ("system", "framework")
+        for file in LocalStorage(base).list(f"{kind}/")
+        if file.key not in END_MARKERS
+    )
+    with contextlib.suppress(SourceError):  # reported when it is read
+        return max(found, default=0.0)
+    return 0.0

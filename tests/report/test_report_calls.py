@@ -28,6 +28,26 @@ def with_saves(steps, every, length, *, saved=1.0):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "advised"), [("json.dump", "Append one line a step"), ("torch.save", "write it in a thread")]
+)
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_cost_that_grows_with_the_training_is_called_that(name, advised, grows):
+    """A growing file that each step wrote anew took “15.2 ms each time”, the mean of 2 and 30."""
+    rows, now = [], 1.0
+    for number in range(300):
+        length = 0.002 + 0.0001 * number if grows else 0.015
+        rows += training(1, at=now, number=number)
+        end = now + 0.0102
+        rows.append((event_names.SAVE, name, end, length, "algo-1-0", number, {"calls": 1, **LINE}))
+        now = end + length
+    main = verdict_of(rows).main
+    assert main.kind is Class.CHECKPOINTING
+    assert (f"Each {name} takes longer than the one before" in main.headline) is grows
+    assert ("grows with the training" in main.next_step) is grows
+    assert advised in main.next_step
+
+
 def test_names_checkpoints_instead_of_a_periodic_stall():
     verdict = verdict_of(with_saves(400, 40, 0.2))
     assert verdict.kind is Class.CHECKPOINTING

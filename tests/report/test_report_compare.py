@@ -259,7 +259,7 @@ def test_time_by_the_clock_leads_if_other_programs_delayed_a_run():
     quiet, slow = report_from(training(400)), shared(report_from(training(400, forward=0.007)), 0.28)
     found = compare(quiet, slow)
     assert found.sentence.startswith(
-        "With waits for a core, steps take 10.2 ms before and 14.2 ms after, 39.2 % slower. Without those for other programs: no sig"
+        "With waits for a core, steps take 10.2 ms before and 14.2 ms after, 39.2 % more. Without those for other programs: no sig"
     )
     assert found.elapsed.change == pytest.approx(0.392, abs=0.005)
     assert "By the clock" in terminal_comparison(found).splitlines()[-1]
@@ -268,7 +268,7 @@ def test_time_by_the_clock_leads_if_other_programs_delayed_a_run():
     assert 'class="card open"' in render_comparison(found)  # not the colour of what is well
     assert compare(quiet, quiet).elapsed is None
     faster = compare(slow, quiet)
-    assert "14.2 ms before and 10.2 ms after, 28.2 % faster" in faster.sentence
+    assert "14.2 ms before and 10.2 ms after, 28.2 % less." in faster.sentence
 
 
 def test_runs_too_short_to_show_the_load_are_compared_with_a_doubt():

@@ -15,7 +15,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.write import render_notebook
 from tests.support.jobs import make_job
-from tests.support.reports import report_from, sampled, training
+from tests.support.reports import metrics_of, report_from, sampled, training
 from tests.support.stored import assert_as_stored, words_of
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
@@ -190,3 +190,19 @@ def test_the_command_writes_it(tmp_path):
     command = [sys.executable, "-m", "sm_profiler", "report", "job", "--out", "report", "--speedscope", "stacks.json"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     jsonschema.validate(json.loads((tmp_path / "stacks.json").read_text()), SPEEDSCOPE)
+
+
+def test_samples_of_a_part_take_as_long_as_was_measured():
+    """Python code, which holds the interpreter that the sampler waits for, had a third of its time in the flame graphs."""
+    rows = training(300, outside=0.02)
+    seen = [
+        ("between", False, 1.0, 20, "a.py", "main", ""),
+        ("forward", False, 5.0, 20, "a.py", "main", ""),
+        ("start", False, 2.0, 9, "a.py", "main", ""),
+    ]
+    metrics = metrics_of([*rows, sampled(*seen)])
+    (rank,) = metrics.ranks
+    found = {one.phase: one.seconds for one in metrics.samples_as_timed.stacks}
+    assert found["between"] == pytest.approx(rank.seconds["outside"] + rank.seconds["between"])
+    assert found["forward"] == pytest.approx(rank.seconds["forward"])
+    assert found["start"] == 2.0

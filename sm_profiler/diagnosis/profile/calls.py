@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -110,8 +112,23 @@ def saving(case: Case) -> Found | None:
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
-    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around}
-    return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=lines)
+    words = {
+        "stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around, "grows": _grown(most),
+        "anew": FRAGMENTS["grows_anew"] if most.grows else "",
+    }  # fmt: skip
+    advice = "saving_text" if _TEXT.match(most.name) else "saving"
+    return Found("saving", words, tuple(evidence), share, advice, partial(activity, case, SAVING), where=lines)
+
+
+_TEXT = re.compile(r"^(json|yaml|csv)\b|\bto_(csv|json)$")  # functions that write text
+
+
+def _grown(calls: Calls[Any]) -> str:
+    """Return by how much calls take longer and longer, which a longer training will notice more; "" if they do not."""
+    if calls.grows is None:
+        return ""
+    first, last = calls.grows
+    return FRAGMENTS["grows"].format(name=calls.name, first=duration(first), last=duration(last))
 
 
 def _stop(calls: Calls[Save]) -> str:
@@ -135,13 +152,15 @@ def logging(case: Case) -> Found | None:
         seen = attrs.evolve(seen, lines=joined_lines((seen.share, seen.lines), (called, timed)))
         return _seen("logging_seen", partial(activity, case, LOGGING), seen, share)
     rank, names, rest = spent.rank, [own.name for own in calls_by_name(spent)], share - called
-    each = spent.seconds / spent.calls
+    each, most = spent.seconds / spent.calls, calls_by_name(spent)[0]
     words = {
         "share": percent(called),
         "names": " and ".join(names[:2]),
         "calls": f"{spent.calls:,}",
         "each": duration(each),
         "rest": FRAGMENTS["logging_rest"].format(share=percent(rest)) if rest >= limits.FLOOR else "",
+        "grows": _grown(most),
+        "anew": FRAGMENTS["grows_anew"] if most.grows else "",
     }
     evidence = (
         Evidence("time in the training loop spent logging", round(share, 4), unit="share"),
@@ -202,6 +221,8 @@ def _callbacks(case: Case) -> Found | None:
         "event": event,
         "each": duration(each),
         "less": _less(name, event),
+        "grows": _grown(own),
+        "anew": FRAGMENTS["grows_anew"] if own.grows else "",
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
@@ -263,7 +284,12 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
         return None
     method, within = max(methods, key=lambda one: methods[one])
     name, _, event = (method, "", within) if within else method.rpartition(".")
-    words = {"name": name or event, "where": f", in {event}" if name else "", "less": _less(name or event, method)}
+    words = {
+        "name": name or event,
+        "where": f", in {event}" if name else "",
+        "less": _less(name or event, method),
+        "anew": "",
+    }
     saves = partial(activity, case, CALLBACKS)
     return seen.found(
         "callback_seen",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -137,6 +138,16 @@ class Calls(Generic[Call]):
         """Steps from one call to the next; 0 if unknown."""
         steps = [one.step for one in self.single if one.step >= 0]
         return round(float(np.median(np.diff(steps)))) if self.count == len(steps) > 1 else 0
+
+    @property
+    def grows(self) -> tuple[float, float] | None:
+        """The usual seconds of a call at first and at last, if calls take longer and longer; else None."""
+        each = np.array([one.seconds / max(one.calls, 1) for one in sorted(self.records, key=lambda one: one.start)])
+        if len(each) < 2 * limits.SAMPLES:
+            return None
+        parts = [float(np.median(part)) for part in np.array_split(each, 4)]
+        steady = all(before < after for before, after in pairwise(parts))
+        return (parts[0], parts[-1]) if steady and parts[-1] >= limits.SURELY * parts[0] else None
 
     @property
     def durations(self) -> tuple[float, float]:
