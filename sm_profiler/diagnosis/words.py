@@ -221,7 +221,7 @@ ADVICE: Mapping[str, str] = {
     "hang_dead_thread": "Fix that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let producer threads pass their exceptions on, for example through the queue, and give waits a timeout.",
     # healthy, and open
     "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
-    "healthy": "Nothing needs repair. To go faster, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
+    "healthy": "Nothing needs repair. {threads}To go faster, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "no_single_cause": "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer.",
     "unseen_waits": "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing.",
     "shared_machine": "Run the job on a dedicated machine, or with fewer other processes, and profile it again.",
@@ -280,6 +280,7 @@ FRAGMENTS: Mapping[str, str] = {
     "pageable": " from pageable memory",
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
+    "idle_cores": "torch computes with {threads} of {cores}: more of them (OMP_NUM_THREADS, torch.set_num_threads) may be faster. ",
     "grows": " Each {name} takes longer than the one before: {first} at first, {last} at last.",
     "grows_anew": "It grows with the training, so a longer one loses more: write or compute only what is new, not all that has come so far. ",
     "less_in_epochs": "Let {name} work every few epochs, on a part of the data, or with larger batches.",

@@ -201,6 +201,15 @@ def test_a_model_of_64_bit_numbers_is_not_healthy(dtype, kind):
         assert main.gain.speedup.low < 2.4 < main.gain.speedup.high
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, True), (4, False), (8, False)])
+def test_a_healthy_training_on_some_of_the_cores_is_told_of_the_others(threads, said):
+    """One thread on two cores was healthy, and the other thread made it a fifth faster."""
+    args = {"threads": 9, "library_threads": threads, "cores": 4.0}
+    main = verdict_of([*training(200), (event_names.THREADS, "threads", 2.0, 1.0, "algo-1-0", -1, args)]).main
+    assert main.kind is Class.BALANCED
+    assert ("torch computes with 1 thread of 4 cores" in main.next_step) is said
+
+
 def test_a_second_cause_is_judged_by_what_the_first_leaves():
     """Waits of 12 % of the loop are 25 % of it without the other code."""
     verdict = verdict_of(training(400, wait=0.0025, outside=0.011))

@@ -38,7 +38,8 @@ from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
 from sm_profiler.diagnosis.repairing import Saving, Trial, not_certain, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
-from sm_profiler.formatting import duration, percent
+from sm_profiler.formats.recorded import Threads
+from sm_profiler.formatting import duration, percent, plural
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
 
@@ -360,7 +361,7 @@ def _healthy(case: Case) -> Finding | None:
         "computing": percent(computing + evaluation), "beside": percent(beside), "unseen": percent(unseen),
         "stretched": FRAGMENTS["stretched"].format(share=percent(stretched)) if stretched >= limits.FLOOR else "",
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
-        "stack": case.stack, "compiler": "" if case.compiles else f"{case.stack.compiler}, ",
+        "threads": _idle_cores(case), "stack": case.stack, "compiler": "" if case.compiles else f"{case.stack.compiler}, ",
     }  # fmt: skip
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
@@ -391,6 +392,19 @@ def _healthy(case: Case) -> Finding | None:
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
+
+
+def _idle_cores(case: Case) -> str:
+    """Return the words about cores that a training on the CPU leaves idle because its library has fewer threads."""
+    alone = len(case.metrics.ranks) == 1 and not case.metrics.gpus and not case.ranks[0].on_device
+    found = [one.args for one in case.metrics.recorded(Threads).longest if one.args.library_threads > 0]
+    if not alone or not found:
+        return ""
+    threads, cores = (
+        float(np.median(of)) for of in zip(*((one.library_threads, one.cores) for one in found), strict=True)
+    )
+    few = plural(int(threads), "thread")
+    return FRAGMENTS["idle_cores"].format(threads=few, cores=plural(int(cores), "core")) if threads < int(cores) else ""
 
 
 def _evaluating(case: Case, wanted: float) -> dict[str, str]:
