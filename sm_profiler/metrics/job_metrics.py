@@ -34,7 +34,7 @@ from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, 
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, read_args, rename_processes, since
 from sm_profiler.metrics.roles import Switches
-from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples, shown_text
 from sm_profiler.metrics.stalls import (
     Iterations,
     Stalls,
@@ -290,11 +290,13 @@ class JobMetrics:
         stacks, sources = [], {}
         for record in self.recorded(CompiledWork).longest:
             for one in record.args.stacks:
-                places = tuple(Place(*frame) for frame in one.frames)
+                places = tuple(Place(shown_text(file), line, shown_text(name)) for file, line, name in one.frames)
                 if places and one.us > 0:
                     phase = "optimizer" if one.updates else "compiled"
-                    stacks.append(Sampled(record.process, phase, False, places, one.operation, one.us / 1e6, 1))
-                    sources[places[-1].file, places[-1].line] = one.source or ""
+                    stacks.append(
+                        Sampled(record.process, phase, False, places, shown_text(one.operation), one.us / 1e6, 1)
+                    )
+                    sources[places[-1].file, places[-1].line] = shown_text(one.source or "")
         return Samples(tuple(stacks), sources)
 
     @property

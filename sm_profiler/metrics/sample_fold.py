@@ -131,7 +131,7 @@ def _decode(text: str) -> _Args | None:
 
 
 def _places(args: _Args) -> list[Place]:
-    return [Place(_text(file), max(line, 1), _text(name)) for file, line, name in args.frames]
+    return [Place(shown_text(file), max(line, 1), shown_text(name)) for file, line, name in args.frames]
 
 
 def _stacks(args: _Args, places: list[Place]) -> Iterator[Stack]:
@@ -140,7 +140,7 @@ def _stacks(args: _Args, places: list[Place]) -> Iterator[Stack]:
         if not known or not math.isfinite(milliseconds) or not 0 <= milliseconds <= MAX_SECONDS * 1e3 or count < 0:
             continue
         stack = tuple(places[number] for number in numbers[-MAX_PLACES:])
-        yield Stack(_text(phase), bool(long), _text(leaf), stack, round(milliseconds * 1e3), count)
+        yield Stack(shown_text(phase), bool(long), shown_text(leaf), stack, round(milliseconds * 1e3), count)
 
 
 @attrs.define
@@ -231,7 +231,7 @@ class SampleFold:
         places = _places(args)
         for place, text in zip(places, args.lines, strict=False):
             if text:
-                self._add_source((place.file, place.line), _text(text))
+                self._add_source((place.file, place.line), shown_text(text))
         sums, course = self._sums.setdefault(process, {}), self._course.setdefault(process, Course())
         middle_us = round(at_us - (min(args.seconds, MAX_PERIOD) if args.seconds > 0 else 0.0) / 2 * 1e6)
         for one in _stacks(args, places):
@@ -306,5 +306,6 @@ def _add(sums: dict[_Key, list[int]], key: _Key, spent: int, count: int) -> None
     found[1] += count
 
 
-def _text(text: str) -> str:
+def shown_text(text: str) -> str:
+    """Return a text of a profile, which anyone may have written, without what cannot be shown."""
     return sys.intern(printable(text[:MAX_TEXT]))
