@@ -55,7 +55,7 @@ class HostCallbacks(Collector):
             kind: its name.
             original: the function.
             keyword: the argument that the function on the host is, if it is not the first.
-            leave: tells of a call whether its function is none of a step's.
+            leave: whether the function of a call is none of a step's.
         """
 
         @functools.wraps(original)

@@ -202,7 +202,7 @@ def test_a_model_of_64_bit_numbers_is_not_healthy(dtype, kind):
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, True), (4, False), (8, False)])
-def test_a_healthy_training_on_some_of_the_cores_is_told_of_the_others(threads, said):
+def test_a_healthy_training_on_some_of_the_cores_names_the_others(threads, said):
     """One thread on two cores was healthy, and the other thread made it a fifth faster."""
     args = {"threads": 9, "library_threads": threads, "cores": 4.0}
     main = verdict_of([*training(200), (event_names.THREADS, "threads", 2.0, 1.0, "algo-1-0", -1, args)]).main
