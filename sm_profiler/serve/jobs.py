@@ -25,6 +25,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_failure, read_report, read_verdict, stored_end
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.reading import JobStatus
+from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.source import open_source
 from sm_profiler.source.opening import OUTPUTS, NoProfilerDataError, is_account
 from sm_profiler.storage import open_storage
@@ -237,7 +238,7 @@ def find_shown(
         state = "ended" if endings is not None and endings.is_over(job) else job.state
         known = verdicts.known(job) if verdicts is not None else None
         found = Found(job.name, job.where, job.changed, state, status=job.status)
-        if known is not None:
+        if known is not None and not (job.state == "ended" and job.is_report_outdated()):
             found = attrs.evolve(found, saved=known.verdict, end=known.end, problem=known.problem)
         yield found
 
@@ -340,6 +341,11 @@ class Jobs:
     def watched(self, found: Found) -> LiveJob | None:
         """Return the follower of a job; None if it has none."""
         return self._live.get(found.id)
+
+    def current(self, found: Found) -> Snapshot | None:
+        """Return what the follower of a job has of its files as they are; None if it has none, or read earlier ones."""
+        live = self.watched(found)
+        return None if live is None or live.is_outdated else live.snapshot
 
     def close(self) -> None:
         for live in self._live.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
 from sm_profiler.serve.fleet_page import Facts
 from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.pages import state_line
+from sm_profiler.serve.pages import ENDS, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
 ROWS = 100  # of a page
@@ -25,8 +24,6 @@ MAX_TEXT = 200  # characters of a text in an address
 SHOWN_HOSTS = 3
 RUNNING, WAITING, FAILED, UNREADABLE, ENDED = "running", "waiting", "failed", "cannot be read", "ended"
 _UNKNOWN = Facts()
-_ENDS = {"Completed": "completed", "Failed": FAILED, "Stopped": "stopped"}
-_ENDED = re.compile(r"ended($|[:;].*)")
 
 
 @attrs.frozen
@@ -92,10 +89,9 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     """
     finding, end = found.saved, found.end
     if snapshot is not None:
-        end = snapshot.end or end
+        end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
-    status = found.status or _ENDS.get(facts.status, "")
-    state, line = state_of(found, snapshot, FAILED if end else status, being_read=being_read)
+    state, line = state_of(found, snapshot, facts, being_read=being_read)
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
         mood=facts.mood if finding is None else _mood(finding),
@@ -109,24 +105,25 @@ def _mood(finding: Finding) -> str:
     return "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
 
 
-def state_of(found: Found, snapshot: Snapshot | None, status: str, *, being_read: bool) -> tuple[str, str]:
+def state_of(found: Found, snapshot: Snapshot | None, facts: Facts, *, being_read: bool) -> tuple[str, str]:
     """Return the state of a job in a word, and in a line.
 
-    The follower has seen the most, and its word counts, except that it may not have noticed yet that the job has ended.
+    The follower has seen the most, and its word counts, except that it may not have noticed yet that the job has ended. All
+    three are of the job's files as they are: what was learned of earlier ones, as of an attempt before this, is left out.
 
     Args:
         found: the job as it was listed.
         snapshot: what its follower has; None if it has none.
-        status: how the job ended, `completed`, `failed` or `stopped`; "" if unknown.
+        facts: what the fleet has of it.
         being_read: its follower is at work.
     """
-    end = status or ENDED
     seen = snapshot.state if snapshot is not None else ""
+    read = ENDS.get(snapshot.status, "") if snapshot is not None and seen == "ended" else ""
+    end = found.status or read or ENDS.get(facts.status, "") or (FAILED if found.end else ENDED)
     if snapshot is not None and seen == "unreadable":
         return UNREADABLE, state_line(snapshot)
     if snapshot is not None and seen == "ended":
-        line = state_line(snapshot)
-        return end, f"{end}{match[1]}" if (match := _ENDED.fullmatch(line)) else line
+        return end, state_line(snapshot, end)
     if found.state != "ended":
         word = WAITING if seen in {"waiting", ""} and found.state != "running" else RUNNING
         return word, state_line(snapshot) if snapshot is not None else found.state or word
