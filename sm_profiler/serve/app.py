@@ -252,8 +252,10 @@ class Site:
         return sparks(snapshot) if snapshot is not None else Markup()
 
     def _list(self, listed: Listed) -> Any:
-        surveying = self.surveys and listed.total > 1 and self.fleet_page.facts() is None
-        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying}
+        surveys = self.surveys and listed.total > 1
+        surveying = surveys and self.fleet_page.facts() is None
+        pending = listed.pending if surveys and not surveying else 0
+        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying, "pending": pending}
         return Markup(render("list.html", **content))  # noqa: S704 - our own template
 
     def _followed(self, jobs: list[Found], facts: Mapping[str, Facts]) -> list[Found]:
@@ -287,7 +289,7 @@ class Site:
             title=found.name,
             refresh=snapshot.state != "ended",
             id=found.id,
-            name=found.name,
+            name=found.label,
             where=found.where,
             saved=found.saved,
             state=snapshot.state,

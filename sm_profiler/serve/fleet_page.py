@@ -54,7 +54,7 @@ class Facts(msgspec.Struct, frozen=True):
     """The part of a fleet's row that the list of jobs shows.
 
     Attributes:
-        user, hosts: who ran it, and its machines; "" if unknown.
+        user, job, hosts: who ran it, what its launcher calls it, and its machines; "" if unknown.
         status: its end, as the service names it; "" if unknown.
         label, headline: the result, as rows of the fleet name it.
         mood: `issue`, `healthy` or `open`.
@@ -65,6 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     """
 
     user: str = ""
+    job: str = ""
     hosts: tuple[str, ...] = ()
     status: str = ""
     label: str = ""
@@ -84,6 +85,7 @@ class Facts(msgspec.Struct, frozen=True):
         known, has_failed = bool(job.billable_s), job.status == "Failed"
         return cls(
             user=job.user,
+            job=job.job_name,
             hosts=tuple(dict.fromkeys(node.host for node in job.nodes if node.host)),
             status=job.status,
             label=result(job),
@@ -101,7 +103,7 @@ class Facts(msgspec.Struct, frozen=True):
         """Return what is still true of a job: of one that has ended, and whose files have changed since, the names."""
         if found.state != "ended" or found.changed <= self.changed:
             return self
-        return Facts(self.user, self.hosts)
+        return Facts(self.user, self.job, self.hosts)
 
 
 @attrs.define(eq=False)

@@ -24,6 +24,7 @@ from sm_profiler.jobs.finding import UPLOADED_S, Job, find_jobs, is_remote, loca
 from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_failure, read_report, read_verdict, stored_end
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.owners import NOBODY, Owner, Owners
 from sm_profiler.serve.reading import JobStatus
 from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.source import open_source
@@ -58,17 +59,28 @@ class Found(Job):
         saved: verdict of the report next to its profile; None if it has no report.
         end: why the job failed, by that report; "" if it did not.
         problem: why a training job that has ended has no profile; "" for others, or if that is not known yet.
+        owner: whose it is and where it runs, by its own files.
     """
 
     saved: Finding | None = None
     end: str = ""
     problem: str = ""
+    owner: Owner = NOBODY
+
+    @property
+    def label(self) -> str:
+        """Its name, and what its launcher calls it, as rows of a fleet have them."""
+        return labelled(self.name, self.owner.job)
 
     @property
     def id(self) -> str:
         """Its part of the page's address, the same after a restart: harmless characters, and a checksum of the location."""
         readable = _UNSAFE.sub("-", self.name).strip("-.")[:60]
         return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
+
+
+def labelled(name: str, job_name: str) -> str:
+    return f"{name} ({job_name})" if job_name not in ("", name) else name
 
 
 @attrs.frozen
@@ -267,6 +279,7 @@ class Jobs:
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
     _endings: Endings = attrs.field(factory=Endings, init=False)
+    _owners: Owners = attrs.field(factory=Owners, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
@@ -292,7 +305,7 @@ class Jobs:
         return len(self._found)
 
     def _list(self) -> None:
-        found, problems = {}, []
+        found, problems = dict[str, Found](), list[str]()
         for source in self.sources:
             try:
                 for job in find_shown(source, self._verdicts, self._accounts, self._endings):
@@ -303,6 +316,8 @@ class Jobs:
             except (ProfilerError, OSError) as error:
                 problems.append(printable(f"{source}: {error}"))
                 found.update({key: job for key, job in self._found.items() if job.where.startswith(source)})
+        self._owners.read(found.values())
+        found = {key: attrs.evolve(job, owner=self._owners.of(job)) for key, job in found.items()}
         self._found, self.problems = found, problems
 
     def known(self, identifier: str) -> Found | None:

@@ -15,7 +15,7 @@ from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
 from sm_profiler.serve.fleet_page import Facts
-from sm_profiler.serve.jobs import Found
+from sm_profiler.serve.jobs import Found, labelled
 from sm_profiler.serve.pages import ENDS, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
@@ -40,6 +40,8 @@ class Row:
         headline: of the verdict, after the reason if the job failed.
         user: who ran it; "" if unknown.
         hosts: its machines.
+        job: what its launcher calls it; "" if unknown.
+        is_judged: what it cost is known, as far as that can be.
         cost, lost: as text; "" if unknown.
         usd, machine_hours: the cost in both units.
         changed: when its files changed last, seconds since the epoch.
@@ -55,12 +57,18 @@ class Row:
     headline: str = ""
     user: str = ""
     hosts: tuple[str, ...] = ()
+    job: str = ""
+    is_judged: bool = False
     cost: str = ""
     lost: str = ""
     usd: float = 0.0
     machine_hours: float = 0.0
     changed: float = 0.0
     spark: Markup = attrs.field(default=Markup())
+
+    @property
+    def label(self) -> str:
+        return labelled(self.name, self.job)
 
     @property
     def when(self) -> str:
@@ -75,7 +83,7 @@ class Row:
     @property
     def text(self) -> str:
         """Text that is searched."""
-        return "\n".join((self.name, self.user, *self.hosts, self.state, self.result)).lower()
+        return "\n".join((self.name, self.job, self.user, *self.hosts, self.state, self.result)).lower()
 
 
 def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, being_read: bool = False) -> Row:
@@ -96,7 +104,8 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
         mood=facts.mood if finding is None else _mood(finding),
         headline=facts.headline if finding is None else f"{end} {finding.headline}".lstrip(),
-        user=facts.user, hosts=facts.hosts, cost=facts.cost, lost=facts.lost,
+        user=facts.user or found.owner.user, hosts=tuple(dict.fromkeys((*facts.hosts, *found.owner.hosts))),
+        job=facts.job or found.owner.job, is_judged=facts.is_judged, cost=facts.cost, lost=facts.lost,
         usd=facts.usd, machine_hours=facts.machine_hours, changed=found.changed,
     )  # fmt: skip
 
@@ -243,6 +252,7 @@ class Listed:
         found: number of rows on all pages.
         total: number of all jobs.
         summary: how many jobs these are, and what they cost.
+        pending: how many of them are not judged yet, and of those whose user and machines are unknown too.
     """
 
     query: Query
@@ -250,6 +260,7 @@ class Listed:
     found: int
     total: int
     summary: str
+    pending: int = 0
 
     @classmethod
     def of(cls, query: Query, rows: Sequence[Row]) -> Listed:
@@ -257,7 +268,9 @@ class Listed:
         pages = max(-(-len(found) // ROWS), 1)
         query = attrs.evolve(query, page=min(query.page, pages))
         first = (query.page - 1) * ROWS
-        return cls(query, found[first : first + ROWS], len(found), len(rows), summary(found, len(rows)))
+        chosen = {row.id for row in found}
+        pending = sum(not row.is_judged and (row.id in chosen or not (row.user or row.hosts)) for row in rows)
+        return cls(query, found[first : first + ROWS], len(found), len(rows), summary(found, len(rows)), pending)
 
     @property
     def first(self) -> int:

@@ -18,6 +18,7 @@ from sm_profiler.serve.fleet_page import Facts, FleetPage, facts_of, pages_of
 from sm_profiler.serve.jobs import Found, Jobs
 from sm_profiler.serve.listing import ROWS, Query, Row, row_of
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.owners import Owners
 from sm_profiler.serve.snapshot import Snapshot
 from tests.support.fleets import priced, report_json
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
@@ -289,3 +290,56 @@ def test_facts_of_strangers_are_text(tmp_path):
     assert "\n" not in shown.user
     assert msgspec.json.decode(msgspec.json.encode(facts), type=Facts) == facts
     assert isinstance(job.nodes[0], Node)
+
+
+def begin(folder, name, user, job, host):
+    """Write the first lines of a job that began just now."""
+    who = {"user": user, "job": job, "host": host}
+    record = {
+        "name": "sm_profiler/process",
+        "ph": "M",
+        "pid": 0,
+        "args": {"node": "algo-1", "host": "vm", "identity": who},
+    }
+    path = folder / name / "framework" / "pevents" / "7-algo-1_pythontimeline_7_0_1.json.tmp"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'[\n{{"name": "process_name"}},\n{json.dumps(record)}  ,\n{{"name": "cut')
+
+
+def test_a_job_that_began_just_now_is_found_by_user_machine_and_name(tmp_path, monkeypatch):
+    """It was left out until all jobs had been read again, ten minutes later at most."""
+    begin(tmp_path, "slurm-104", "bob", "resnet", "gpu01")
+    begin(tmp_path, "slurm-105", "anna", "bert", "gpu02")
+    monitored = tmp_path / "slurm-106" / "system" / "incremental" / "2026112711" / "1795779000.algo-1.json"
+    monitored.parent.mkdir(parents=True)
+    who = {"user": "carol", "job": "idle", "host": "gpu03"}
+    rows = (
+        {"Type": "identity", "Name": key, "Dimension": text, "Value": 1.0, "NodeId": "algo-1"}
+        for key, text in who.items()
+    )
+    monitored.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    (tmp_path / "slurm-107" / "system").mkdir(parents=True)
+    jobs = Jobs([str(tmp_path)], follow=Polled)
+    browser = TestClient(create_app(jobs, surveys=True), base_url="http://127.0.0.1:8899")
+    page = {job.id: Facts(is_judged=True) for job in jobs.listing() if job.name == "slurm-105"}
+    monkeypatch.setattr(FleetPage, "facts", lambda _: page)
+    monkeypatch.setattr(FleetPage, "make", lambda _: None)
+    bob = ["slurm-104 (resnet)"]
+    assert names_in(browser.get("/list?user=bob").text) == names_in(browser.get("/list?host=gpu01").text) == bob
+    assert names_in(browser.get("/list?q=resnet").text) == bob
+    assert names_in(browser.get("/list?user=carol&host=gpu03").text) == ["slurm-106 (idle)"]
+    assert "3 jobs are not judged yet" in browser.get("/list").text
+    assert "2 jobs are not judged yet" in browser.get("/list?user=bob").text  # whose slurm-107 is, nothing tells yet
+    assert "1 job is not judged yet" in browser.get("/list?user=anna").text
+    first = next(job for job in jobs.listing() if job.name == "slurm-104")
+    assert "<h1>slurm-104 (resnet)</h1>" in browser.get(f"/jobs/{first.id}").text
+
+
+def test_owners_of_many_jobs_do_not_hold_up_the_list(tmp_path):
+    for number in range(5):
+        begin(tmp_path, f"job-{number}", "bob", "resnet", "gpu01")
+    jobs, now = [*Jobs([str(tmp_path)]).listing()], iter(range(100))
+    owners = Owners(clock=lambda: float(next(now)))
+    for number in range(1, 6):
+        owners.read(jobs)
+        assert [owners.of(job).user for job in jobs].count("bob") == number
