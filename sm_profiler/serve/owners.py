@@ -1,4 +1,4 @@
-"""Whose a job is, and where it runs, from the first lines of its latest files: known within seconds of its start."""
+"""User, launcher's name and machines of a job, from the first lines of its latest files: known within seconds of its start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = 65_536  # bytes; the record of a process is in its file's third line
 
 @attrs.frozen
 class Owner:
-    """Whose a job is; "" for what is unknown.
+    """Names of a job; "" for what is unknown.
 
     Attributes:
         user: who ran it.
@@ -75,7 +75,7 @@ class Owners:
 
 
 def owner_of(folder: Path) -> Owner:
-    """Return whose job the profile in a folder is: what its processes recorded last, else its monitors."""
+    """Return the names of a folder's job: what its processes recorded last, else its monitors."""
     base = profile_folder(folder)
     written = open_files(base)
     for kind, read in ((TRACE_FOLDER, _of_process), (SYSTEM_FOLDER, _of_monitor)):

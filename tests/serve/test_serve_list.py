@@ -329,7 +329,7 @@ def test_a_job_that_began_just_now_is_found_by_user_machine_and_name(tmp_path, m
     assert names_in(browser.get("/list?q=resnet").text) == bob
     assert names_in(browser.get("/list?user=carol&host=gpu03").text) == ["slurm-106 (idle)"]
     assert "3 jobs are not judged yet" in browser.get("/list").text
-    assert "2 jobs are not judged yet" in browser.get("/list?user=bob").text  # whose slurm-107 is, nothing tells yet
+    assert "2 jobs are not judged yet" in browser.get("/list?user=bob").text  # slurm-107 may be his
     assert "1 job is not judged yet" in browser.get("/list?user=anna").text
     first = next(job for job in jobs.listing() if job.name == "slurm-104")
     assert "<h1>slurm-104 (resnet)</h1>" in browser.get(f"/jobs/{first.id}").text
@@ -343,3 +343,16 @@ def test_owners_of_many_jobs_do_not_hold_up_the_list(tmp_path):
     for number in range(1, 6):
         owners.read(jobs)
         assert [owners.of(job).user for job in jobs].count("bob") == number
+
+
+def test_a_long_sentence_is_cut_at_its_end_at_a_word(tmp_path):
+    """Its middle was left out, which joined the end of the job with a part of the verdict."""
+    folder = tmp_path / "a"
+    (folder / "system").mkdir(parents=True)
+    words = " ".join(f"word{number}" for number in range(90))
+    headline = f"err == 0. {words}"
+    (folder / "report.json").write_text(json.dumps({"verdict": {"class": "INPUT_BOUND", "headline": headline}}))
+    (shown,) = re.findall("<p>(err[^<]*)</p>", browser_of(folder).get("/list").text)
+    assert shown.endswith("…")
+    assert len(shown) <= 240
+    assert headline.startswith(f"{shown[:-1]} ")
