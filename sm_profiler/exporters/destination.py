@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.formatting import first_sentences
+from sm_profiler.formatting import first_sentences, shorten
 from sm_profiler.printable import cut, one_line, printable
 from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
@@ -48,6 +48,7 @@ FILE = "sent.json"
 MAX_BYTES = 4_000_000
 
 MAX_NAME = 200
+MAX_HOSTS, MAX_NODES = 3, 64  # of a line, and as data
 MAX_LINE = 600
 MAX_STEP = 240  # characters of the next step: the report has all of it
 MAX_ALSO = 10
@@ -203,7 +204,7 @@ class Message:
 
     Attributes:
         title: the job and its verdict.
-        lines: end of the job, headline, line of code, gain, beginning of the next step, location of the profile.
+        lines: user, launcher's name and machines of the job, its end, headline, line of code, gain, beginning of the next step, location of the profile.
         detail: the same as data, in the words of report.json.
     """
 
@@ -226,7 +227,12 @@ def message_of(report: Report) -> Message:
     main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
     place = main.where[0] if main.where else None
     ending, renamed = report.metrics.ending, readable_processes(report.metrics)
+    who, hosts = report.metrics.identity, list(dict.fromkeys(report.metrics.host_names.values()))
+    more = f" and {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
+    names = {"user": who.get("user"), "job": who.get("job"), "host": ", ".join(hosts[:MAX_HOSTS]) + more}
+    about = ", ".join(f"{label} {shorten(text, MAX_NAME)}" for label, text in names.items() if text)
     lines = [
+        f"{about[:1].upper()}{about[1:]}",
         "" if main.is_end else ending.sentence,
         main.headline,
         f"Where: {place.file}:{place.line} {place.function}" if place else "",
@@ -238,6 +244,9 @@ def message_of(report: Report) -> Message:
     detail = {
         "schema_version": SCHEMA_VERSION,
         "job": name,
+        "user": printable(who.get("user", ""))[:MAX_NAME],
+        "job_name": printable(who.get("job", ""))[:MAX_NAME],
+        "hosts": [printable(host) for host in hosts[:MAX_NODES]],
         "source": printable(report.source),
         "report": printable(report.link),
         "generated": report.generated,

@@ -45,7 +45,7 @@ ADVICE = {
 _PART_OF_STAGE = {
     "waiting": ("instance",), "image": ("image",), "download": ("download",), "starting": ("install", "imports", "building"),
 }  # fmt: skip
-_STATUS = {  # end of a job in report.json → status, as the service names it
+STATUS = {  # end of a job in report.json → status, as the service names it
     COMPLETED: "Completed", CRASHED: "Failed", KILLED: "Failed", OUT_OF_MEMORY: "Failed", STOPPED: "Stopped",
     INTERRUPTED: "Stopped", RUNNING: "InProgress",
 }  # fmt: skip
@@ -136,7 +136,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     between = 0.0 if known is not None else min(_positive(job.between_attempts_s) or 0.0, duration or 0.0)
     owner = {key: safe_name(value) for key, value in job.identity.items()}
     labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
-    status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
+    status = row.status or (STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
     stages = dict(row.stages) or _stages(report, between)
     if row.stages:
         stages |= _started(report, row)

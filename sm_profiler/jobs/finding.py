@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_OF_ACCOUNT = 200  # the newest: two requests
 UPLOADED_S = 900.0  # a profile on S3 whose files are older is taken for that of a job that no longer runs
+WRITTEN_S = 10.0  # files of a job may be moved, or copied with its report, in this time
 SILENT_S = 180.0  # the same for a profile on this machine
 MAX_DEPTH = 5  # of folders in which profiles are searched
 MAX_FOLDERS = 5000  # inspected; a whole disk is not searched
@@ -52,6 +53,7 @@ class Job:
         status: the account's word for the end of a training job: `completed`, `failed` or `stopped`; "" for others.
         identity: a text that changes with its report.
         read_report: returns the bytes of its report.json, None if it has none; raises SourceError.
+        is_report_outdated: returns whether files of data were added after its report was written.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Job:
     status: str = attrs.field(default="", kw_only=True)
     identity: str = attrs.field(default="", eq=False)
     read_report: Callable[[], bytes | None] = attrs.field(default=_no_report, eq=False, repr=False)
+    is_report_outdated: Callable[[], bool] = attrs.field(default=bool, eq=False, repr=False)
 
 
 def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Account] | None = None) -> Iterator[Job]:
@@ -231,12 +234,22 @@ def _profile_job(folder: Path, base: Path) -> Job:
         "ended" if over else "running",
         identity=identity,
         read_report=partial(_read_report, folder),
+        is_report_outdated=partial(_is_report_outdated, folder),
     )
 
 
+def data_changed(folder: Path) -> float:
+    """Return when a file of data was last added to a folder's profile, in seconds since the epoch; 0 if there is none."""
+    return _changed(_latest_data(profile_folder(folder)))
+
+
 def _latest(base: Path) -> Iterator[Path]:
-    """Yield folders whose times change with a new file: the last hours of both kinds."""
+    """Yield folders whose times change with a new file: those of the profile, and the last hours of both kinds."""
     yield from (base, base / "system", base / "framework")
+    yield from _latest_data(base)
+
+
+def _latest_data(base: Path) -> Iterator[Path]:
     for folder in (base / "system" / "incremental", base / "framework" / "pevents"):
         yield folder
         hours = sorted(folder.glob("[0-9]*")) if folder.is_dir() else []
@@ -250,6 +263,10 @@ def _changed(paths: Iterable[Path]) -> float:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)
+
+
+def _is_report_outdated(folder: Path) -> bool:
+    return data_changed(folder) > _changed([folder / report for report in REPORTS]) + WRITTEN_S
 
 
 def _read_report(folder: Path) -> bytes | None:

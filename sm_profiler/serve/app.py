@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -30,7 +30,6 @@ from sm_profiler.report.report_json import to_json
 from sm_profiler.serve.fleet_page import Facts, FleetPage, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.listing import SORTS, Listed, Query, Row, row_of, sparks
-from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
@@ -232,12 +231,13 @@ class Site:
         jobs = {job.id: job for job in self.jobs.listing()}
         if self.surveys and len(jobs) > 1:
             self.fleet_page.make()
-        facts = self.fleet_page.facts() or {}
+        facts = {key: one.as_of(jobs[key]) for key, one in (self.fleet_page.facts() or {}).items() if key in jobs}
 
         def row(identifier: str) -> Row:
-            live = self.jobs.watched(jobs[identifier])
-            snapshot, being_read = (live.snapshot, live.is_followed) if live is not None else (None, False)
-            return row_of(jobs[identifier], snapshot, facts.get(identifier, Facts()), being_read=being_read)
+            job = jobs[identifier]
+            live = self.jobs.watched(job)
+            being_read = live is not None and live.is_followed
+            return row_of(job, self.jobs.current(job), facts.get(identifier, Facts()), being_read=being_read)
 
         rows = [row(identifier) for identifier in jobs]
         listed = Listed.of(Query.parse(request.query_params), rows)
@@ -248,25 +248,30 @@ class Site:
         return rows, attrs.evolve(listed, rows=shown)
 
     def _spark(self, job: Found) -> Markup:
-        live = self.jobs.watched(job)
-        return sparks(live.snapshot) if live is not None else Markup()
+        snapshot = self.jobs.current(job)
+        return sparks(snapshot) if snapshot is not None else Markup()
 
     def _list(self, listed: Listed) -> Any:
-        surveying = self.surveys and listed.total > 1 and self.fleet_page.facts() is None
-        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying}
+        surveys = self.surveys and listed.total > 1
+        surveying = surveys and self.fleet_page.facts() is None
+        pending = listed.pending if surveys and not surveying else 0
+        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying, "pending": pending}
         return Markup(render("list.html", **content))  # noqa: S704 - our own template
 
-    def _followed(self, jobs: list[Found], facts: Container[str]) -> list[Found]:
+    def _followed(self, jobs: list[Found], facts: Mapping[str, Facts]) -> list[Found]:
         """Return those of the jobs that the list follows: that run, and at most one ended job whose verdict is missing."""
         running = [job for job in jobs if job.state != "ended" or self.jobs.count == 1][:FOLLOWED_IN_LIST]
         ended = [
             job
             for job in jobs
-            if job.state == "ended" and job.saved is None and job.id not in facts and job not in running
+            if job.state == "ended"
+            and job.saved is None
+            and not facts.get(job.id, Facts()).is_judged
+            and job not in running
         ]
         for job in ended[: FOLLOWED_IN_LIST - len(running)]:
-            live = self.jobs.watched(job)
-            if live is None or not live.snapshot.version or live.snapshot.state == "reading":
+            snapshot = self.jobs.current(job)
+            if snapshot is None or not snapshot.version or snapshot.state == "reading":
                 return [*running, job]
         return running
 
@@ -284,11 +289,11 @@ class Site:
             title=found.name,
             refresh=snapshot.state != "ended",
             id=found.id,
-            name=found.name,
+            name=found.label,
             where=found.where,
             saved=found.saved,
             state=snapshot.state,
-            line=state_line(snapshot),
+            line=state_line(snapshot, found.status),
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
             parts={key: Markup(part.html) for key, part in snapshot.parts.items()},  # noqa: S704 - rendered by our templates
@@ -300,9 +305,10 @@ class Site:
         since = request.query_params.get("since", "")
         if len(since) > MAX_VERSION:
             return JSONResponse({"error": "no such version"}, 400)
-        live = await run_in_threadpool(self._follower, request.path_params["id"])
-        if live is None:
+        found = await run_in_threadpool(self.jobs.known, request.path_params["id"])
+        if found is None:
             return JSONResponse({"error": "no such job"}, 404)
+        live = self.jobs.live(found)
         snapshot, waited = live.watch(), 0.0 if self._waiting < MAX_WAITING else WAIT_S
         self._waiting += 1
         try:
@@ -311,11 +317,7 @@ class Site:
                 snapshot, waited = live.watch(), waited + LOOK_S
         finally:
             self._waiting -= 1
-        return JSONResponse(self._news(snapshot, since))
-
-    def _follower(self, identifier: str) -> LiveJob | None:
-        found = self.jobs.known(identifier)
-        return self.jobs.live(found) if found else None
+        return JSONResponse(self._news(snapshot, since, found.status))
 
     def report_json(self, request: Request) -> Response:
         found = self.jobs.known(request.path_params["id"])
@@ -413,14 +415,14 @@ class Site:
     def _key(self, snapshot: Snapshot) -> str:
         return f"{self.boot}:{snapshot.version}"
 
-    def _news(self, snapshot: Snapshot, since: str) -> dict[str, Any]:
+    def _news(self, snapshot: Snapshot, since: str, status: str = "") -> dict[str, Any]:
         """Return state and changed parts; all of them for a version of another process."""
         boot, _, number = since.partition(":")
         version = int(number) if boot == self.boot and number.isascii() and number.isdigit() else -1
         return {
             "version": self._key(snapshot),
             "state": snapshot.state,
-            "line": state_line(snapshot),
+            "line": state_line(snapshot, status),
             "data_at": snapshot.data_at,
             "order": list(snapshot.parts),
             "parts": snapshot.parts_since(version),

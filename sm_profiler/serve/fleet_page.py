@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from posixpath import basename, dirname
+from typing import TypeAlias
 
 import attrs
 import msgspec
@@ -40,11 +41,12 @@ NICENESS = 10
 RENEWED_S = 600.0  # while it is open
 LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
 MAX_ERROR = 300
-PAGES = "pages.json"  # location of a job → identifier of its live page
+PAGES = "pages.json"  # location of a job → identifier of its live page, and when its files changed last
 PRICES = "prices.json"
 FACTS = "facts.json"  # identifier of a live page → what the fleet has of its job
 HEALTHY = frozenset(kind.value for kind in Class if kind.is_healthy)
 ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
+Pages: TypeAlias = Mapping[str, tuple[str, float]]
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
 
@@ -52,15 +54,18 @@ class Facts(msgspec.Struct, frozen=True):
     """The part of a fleet's row that the list of jobs shows.
 
     Attributes:
-        user, hosts: who ran it, and its machines; "" if unknown.
+        user, job, hosts: who ran it, what its launcher calls it, and its machines; "" if unknown.
         status: its end, as the service names it; "" if unknown.
         label, headline: the result, as rows of the fleet name it.
         mood: `issue`, `healthy` or `open`.
         cost, lost: what it cost and what of that is lost, as text; "" if unknown.
         usd, machine_hours: the same cost in both units; 0 if unknown.
+        changed: when the job's files had changed last as this was read, seconds since the epoch.
+        is_judged: False if nothing but its user and machines is known.
     """
 
     user: str = ""
+    job: str = ""
     hosts: tuple[str, ...] = ()
     status: str = ""
     label: str = ""
@@ -70,14 +75,17 @@ class Facts(msgspec.Struct, frozen=True):
     lost: str = ""
     usd: float = 0.0
     machine_hours: float = 0.0
+    changed: float = 0.0
+    is_judged: bool = False
 
     @classmethod
-    def of(cls, job: FleetJob) -> Facts:
+    def of(cls, job: FleetJob, changed: float = 0.0) -> Facts:
         """Return those of a job: dollars if it has a bill, else hours of machines."""
         amounts = Amounts(priced=True)
         known, has_failed = bool(job.billable_s), job.status == "Failed"
         return cls(
             user=job.user,
+            job=job.job_name,
             hosts=tuple(dict.fromkeys(node.host for node in job.nodes if node.host)),
             status=job.status,
             label=result(job),
@@ -87,7 +95,15 @@ class Facts(msgspec.Struct, frozen=True):
             lost=amounts.text(job.lost_usd, job.lost_instance_hours) if known and job.lost_s > 0 else "",
             usd=job.bill_usd or 0.0,
             machine_hours=job.instance_hours,
+            changed=changed,
+            is_judged=True,
         )
+
+    def as_of(self, found: Found) -> Facts:
+        """Return what is still true of a job: of one that has ended, and whose files have changed since, the names."""
+        if found.state != "ended" or found.changed <= self.changed:
+            return self
+        return Facts(self.user, self.job, self.hosts)
 
 
 @attrs.define(eq=False)
@@ -192,25 +208,27 @@ def place_of(where: str) -> str:
     return safe_sentence(place)
 
 
-def pages_of(jobs: Iterable[Found]) -> dict[str, str]:
-    return {place_of(job.where): job.id for job in jobs}
+def pages_of(jobs: Iterable[Found]) -> Pages:
+    return {place_of(job.where): (job.id, job.changed) for job in jobs}
 
 
-def page_of(job: FleetJob, pages: Mapping[str, str]) -> str:
-    """Return the identifier of a job's live page; "" if it has none."""
+def page_of(job: FleetJob, pages: Pages) -> tuple[str, float]:
+    """Return the identifier of a job's live page, "" if it has none, and when its files had changed last."""
     region = job.arn.split(":")[3] if job.arn.count(":") > 3 else ""  # arn:aws:sagemaker:REGION:…
-    return pages.get(f"{ACCOUNT}{region}/{job.name}") or (pages.get(place_of(job.source), "") if job.source else "")
+    found = pages.get(f"{ACCOUNT}{region}/{job.name}") or (pages.get(place_of(job.source)) if job.source else None)
+    return found or ("", 0.0)
 
 
-def address_of(job: FleetJob, pages: Mapping[str, str]) -> str:
+def address_of(job: FleetJob, pages: Pages) -> str:
     """Return the address of a job's live page, relative to the fleet's; else that of its report on the web, or ""."""
-    found = page_of(job, pages)
+    found, _ = page_of(job, pages)
     return f"jobs/{found}" if found else link(job, ELSEWHERE)
 
 
-def facts_of(fleet: Fleet, pages: Mapping[str, str]) -> dict[str, Facts]:
+def facts_of(fleet: Fleet, pages: Pages) -> dict[str, Facts]:
     """Return what the list of jobs shows of a fleet."""
-    return {page: Facts.of(job) for job in fleet.jobs if (page := page_of(job, pages))}
+    found = ((job, *page_of(job, pages)) for job in fleet.jobs)
+    return {page: Facts.of(job, changed) for job, page, changed in found if page}
 
 
 def make(out: Path, sources: Sequence[str]) -> None:
@@ -221,7 +239,7 @@ def make(out: Path, sources: Sequence[str]) -> None:
     storage = LocalStorage(out)
     prices = json.loads((out / PRICES).read_text("utf-8"))
     fleet = build_fleet(sources, executor="local:1", index=storage, prices=prices, progress=False)
-    pages: Mapping[str, str] = json.loads((out / PAGES).read_text("utf-8"))
+    pages = msgspec.json.decode((out / PAGES).read_bytes(), type=dict[str, tuple[str, float]])
     page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
     storage.write(FACTS, msgspec.json.encode(facts_of(fleet, pages)))
     storage.write("fleet.html", page.encode())

@@ -24,7 +24,9 @@ from sm_profiler.jobs.finding import UPLOADED_S, Job, find_jobs, is_remote, loca
 from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_failure, read_report, read_verdict, stored_end
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.owners import NOBODY, Owner, Owners
 from sm_profiler.serve.reading import JobStatus
+from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.source import open_source
 from sm_profiler.source.opening import OUTPUTS, NoProfilerDataError, is_account
 from sm_profiler.storage import open_storage
@@ -57,17 +59,28 @@ class Found(Job):
         saved: verdict of the report next to its profile; None if it has no report.
         end: why the job failed, by that report; "" if it did not.
         problem: why a training job that has ended has no profile; "" for others, or if that is not known yet.
+        owner: whose it is and where it runs, by its own files.
     """
 
     saved: Finding | None = None
     end: str = ""
     problem: str = ""
+    owner: Owner = NOBODY
+
+    @property
+    def label(self) -> str:
+        """Its name, and what its launcher calls it, as rows of a fleet have them."""
+        return labelled(self.name, self.owner.job)
 
     @property
     def id(self) -> str:
         """Its part of the page's address, the same after a restart: harmless characters, and a checksum of the location."""
         readable = _UNSAFE.sub("-", self.name).strip("-.")[:60]
         return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
+
+
+def labelled(name: str, job_name: str) -> str:
+    return f"{name} ({job_name})" if job_name not in ("", name) else name
 
 
 @attrs.frozen
@@ -237,7 +250,7 @@ def find_shown(
         state = "ended" if endings is not None and endings.is_over(job) else job.state
         known = verdicts.known(job) if verdicts is not None else None
         found = Found(job.name, job.where, job.changed, state, status=job.status)
-        if known is not None:
+        if known is not None and not (job.state == "ended" and job.is_report_outdated()):
             found = attrs.evolve(found, saved=known.verdict, end=known.end, problem=known.problem)
         yield found
 
@@ -266,6 +279,7 @@ class Jobs:
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
     _endings: Endings = attrs.field(factory=Endings, init=False)
+    _owners: Owners = attrs.field(factory=Owners, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
@@ -291,7 +305,7 @@ class Jobs:
         return len(self._found)
 
     def _list(self) -> None:
-        found, problems = {}, []
+        found, problems = dict[str, Found](), list[str]()
         for source in self.sources:
             try:
                 for job in find_shown(source, self._verdicts, self._accounts, self._endings):
@@ -302,6 +316,8 @@ class Jobs:
             except (ProfilerError, OSError) as error:
                 problems.append(printable(f"{source}: {error}"))
                 found.update({key: job for key, job in self._found.items() if job.where.startswith(source)})
+        self._owners.read(found.values())
+        found = {key: attrs.evolve(job, owner=self._owners.of(job)) for key, job in found.items()}
         self._found, self.problems = found, problems
 
     def known(self, identifier: str) -> Found | None:
@@ -340,6 +356,11 @@ class Jobs:
     def watched(self, found: Found) -> LiveJob | None:
         """Return the follower of a job; None if it has none."""
         return self._live.get(found.id)
+
+    def current(self, found: Found) -> Snapshot | None:
+        """Return what the follower of a job has of its files as they are; None if it has none, or read earlier ones."""
+        live = self.watched(found)
+        return None if live is None or live.is_outdated else live.snapshot
 
     def close(self) -> None:
         for live in self._live.values():

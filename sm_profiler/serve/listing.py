@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
 from sm_profiler.serve.fleet_page import Facts
-from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.pages import state_line
+from sm_profiler.serve.jobs import Found, labelled
+from sm_profiler.serve.pages import ENDS, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
 ROWS = 100  # of a page
@@ -25,8 +24,6 @@ MAX_TEXT = 200  # characters of a text in an address
 SHOWN_HOSTS = 3
 RUNNING, WAITING, FAILED, UNREADABLE, ENDED = "running", "waiting", "failed", "cannot be read", "ended"
 _UNKNOWN = Facts()
-_ENDS = {"Completed": "completed", "Failed": FAILED, "Stopped": "stopped"}
-_ENDED = re.compile(r"ended($|[:;].*)")
 
 
 @attrs.frozen
@@ -43,6 +40,8 @@ class Row:
         headline: of the verdict, after the reason if the job failed.
         user: who ran it; "" if unknown.
         hosts: its machines.
+        job: what its launcher calls it; "" if unknown.
+        is_judged: what it cost is known, as far as that can be.
         cost, lost: as text; "" if unknown.
         usd, machine_hours: the cost in both units.
         changed: when its files changed last, seconds since the epoch.
@@ -58,12 +57,18 @@ class Row:
     headline: str = ""
     user: str = ""
     hosts: tuple[str, ...] = ()
+    job: str = ""
+    is_judged: bool = False
     cost: str = ""
     lost: str = ""
     usd: float = 0.0
     machine_hours: float = 0.0
     changed: float = 0.0
     spark: Markup = attrs.field(default=Markup())
+
+    @property
+    def label(self) -> str:
+        return labelled(self.name, self.job)
 
     @property
     def when(self) -> str:
@@ -78,7 +83,7 @@ class Row:
     @property
     def text(self) -> str:
         """Text that is searched."""
-        return "\n".join((self.name, self.user, *self.hosts, self.state, self.result)).lower()
+        return "\n".join((self.name, self.job, self.user, *self.hosts, self.state, self.result)).lower()
 
 
 def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, being_read: bool = False) -> Row:
@@ -92,15 +97,15 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     """
     finding, end = found.saved, found.end
     if snapshot is not None:
-        end = snapshot.end or end
+        end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
-    status = found.status or _ENDS.get(facts.status, "")
-    state, line = state_of(found, snapshot, FAILED if end else status, being_read=being_read)
+    state, line = state_of(found, snapshot, facts, being_read=being_read)
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
         mood=facts.mood if finding is None else _mood(finding),
         headline=facts.headline if finding is None else f"{end} {finding.headline}".lstrip(),
-        user=facts.user, hosts=facts.hosts, cost=facts.cost, lost=facts.lost,
+        user=facts.user or found.owner.user, hosts=tuple(dict.fromkeys((*facts.hosts, *found.owner.hosts))),
+        job=facts.job or found.owner.job, is_judged=facts.is_judged, cost=facts.cost, lost=facts.lost,
         usd=facts.usd, machine_hours=facts.machine_hours, changed=found.changed,
     )  # fmt: skip
 
@@ -109,24 +114,25 @@ def _mood(finding: Finding) -> str:
     return "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
 
 
-def state_of(found: Found, snapshot: Snapshot | None, status: str, *, being_read: bool) -> tuple[str, str]:
+def state_of(found: Found, snapshot: Snapshot | None, facts: Facts, *, being_read: bool) -> tuple[str, str]:
     """Return the state of a job in a word, and in a line.
 
-    The follower has seen the most, and its word counts, except that it may not have noticed yet that the job has ended.
+    The follower has seen the most, and its word counts, except that it may not have noticed yet that the job has ended. All
+    three are of the job's files as they are: what was learned of earlier ones, as of an attempt before this, is left out.
 
     Args:
         found: the job as it was listed.
         snapshot: what its follower has; None if it has none.
-        status: how the job ended, `completed`, `failed` or `stopped`; "" if unknown.
+        facts: what the fleet has of it.
         being_read: its follower is at work.
     """
-    end = status or ENDED
     seen = snapshot.state if snapshot is not None else ""
+    read = ENDS.get(snapshot.status, "") if snapshot is not None and seen == "ended" else ""
+    end = found.status or read or ENDS.get(facts.status, "") or (FAILED if found.end else ENDED)
     if snapshot is not None and seen == "unreadable":
         return UNREADABLE, state_line(snapshot)
     if snapshot is not None and seen == "ended":
-        line = state_line(snapshot)
-        return end, f"{end}{match[1]}" if (match := _ENDED.fullmatch(line)) else line
+        return end, state_line(snapshot, end)
     if found.state != "ended":
         word = WAITING if seen in {"waiting", ""} and found.state != "running" else RUNNING
         return word, state_line(snapshot) if snapshot is not None else found.state or word
@@ -246,6 +252,7 @@ class Listed:
         found: number of rows on all pages.
         total: number of all jobs.
         summary: how many jobs these are, and what they cost.
+        pending: how many of them are not judged yet, and of those whose user and machines are unknown too.
     """
 
     query: Query
@@ -253,6 +260,7 @@ class Listed:
     found: int
     total: int
     summary: str
+    pending: int = 0
 
     @classmethod
     def of(cls, query: Query, rows: Sequence[Row]) -> Listed:
@@ -260,7 +268,9 @@ class Listed:
         pages = max(-(-len(found) // ROWS), 1)
         query = attrs.evolve(query, page=min(query.page, pages))
         first = (query.page - 1) * ROWS
-        return cls(query, found[first : first + ROWS], len(found), len(rows), summary(found, len(rows)))
+        chosen = {row.id for row in found}
+        pending = sum(not row.is_judged and (row.id in chosen or not (row.user or row.hosts)) for row in rows)
+        return cls(query, found[first : first + ROWS], len(found), len(rows), summary(found, len(rows)), pending)
 
     @property
     def first(self) -> int:

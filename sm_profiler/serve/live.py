@@ -125,6 +125,12 @@ class LiveJob:
         return thread is not None and thread.is_alive()
 
     @property
+    def is_outdated(self) -> bool:
+        """True if a job in a folder had ended, and its files have changed since: it was requeued, or goes on."""
+        check = self._resume_check
+        return check is not None and local_folder(self.where) is not None and self._is_resumed(check)
+
+    @property
     def watched_at(self) -> float:
         """When it was last watched, by the clock."""
         return self._watched
@@ -180,7 +186,8 @@ class LiveJob:
                 return
             self._by_process = self._use_subprocess and is_over(self.where)
             self._resume_check = self._read_identity = None
-            self._publish(state="running", note="")
+            state = "reading" if self._by_process else "running"
+            self._publish(state=state, note="", main=None, end="", status="")
         try:
             if self._by_process:
                 self._read_by_process()
@@ -264,7 +271,19 @@ class LiveJob:
                     raise SourceError(found.note)
                 parts, _ = self._renewed({key: part.html for key, part in found.parts.items()}, at_once=True)
                 self._is_saved_copy = False
-                shown = ("state", "note", "main", "end", "report", "packed", "spark", "gpu", "files", "data_at")
+                shown = (
+                    "state",
+                    "note",
+                    "main",
+                    "end",
+                    "status",
+                    "report",
+                    "packed",
+                    "spark",
+                    "gpu",
+                    "files",
+                    "data_at",
+                )
                 self._publish(parts=parts, **{name: getattr(found, name) for name in shown})
             return written
         return None

@@ -17,6 +17,7 @@ from sm_profiler.serve.snapshot import Snapshot
 
 REFRESH_S = 10  # of a page without script
 JOBS, FLEET = "All jobs", "Cost and lost time"
+ENDS = {"Completed": "completed", "Failed": "failed", "Stopped": "stopped"}  # status in a fleet → word
 POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
@@ -70,8 +71,8 @@ def links_of(path: str, *more: Link, fleet: bool = True, here: str = "") -> Sequ
     return found if any(link.address for link in found) else ()
 
 
-def state_line(snapshot: Snapshot) -> str:
-    """Return a job's state as text."""
+def state_line(snapshot: Snapshot, status: str = "") -> str:
+    """Return a job's state as text; `status` is the account's word for its end, the surest if there is one."""
     if snapshot.state == "unreadable":
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":
@@ -80,4 +81,6 @@ def state_line(snapshot: Snapshot) -> str:
         return snapshot.note.removeprefix("was ")
     if snapshot.state == "running" and snapshot.report is not None and not snapshot.report.metrics.running:
         return "running, or ended without a record of it"  # nothing is new for long
-    return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state
+    state = (status or ENDS.get(snapshot.status, "")) if snapshot.state == "ended" else ""
+    state = state or snapshot.state
+    return f"{state}: {snapshot.note}" if snapshot.note else state

@@ -10,7 +10,6 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +20,7 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.folding import LATE_S, TRIM_WINDOWS, Slice, WindowCutter, others_may_follow, service_limit_us
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
 from sm_profiler.identity import host_id
-from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_of
+from sm_profiler.jobs.finding import data_changed, has_end_marker, local_folder, training_job_of
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
@@ -150,10 +149,14 @@ def is_over(where: str) -> bool:
 
 
 def identity(where: str) -> Any:
-    """Return what changes if a job that is over is to be read again: the lists that `compact` writes with new rows."""
+    """Return what changes if a job that is over is to be read again.
+
+    In Parquet, these are the lists that `compact` writes with new rows; in a folder, the times of its latest files.
+    """
     split = split_job(where) if in_parquet(where) else None
     if split is None:
-        return where
+        folder = local_folder(where)
+        return data_changed(folder) if folder else where
     root, job = split
     storage = open_storage(root if "://" in root else str(Path(root).absolute()))
     folders = [folder_of(kind, job) for kind in (FILES, STATES)]
@@ -165,7 +168,7 @@ def resume_check_of(where: str, seen: Any) -> ResumeCheck:
     if in_parquet(where):
         return lambda: bool(identity(where) != seen)
     folder = local_folder(where)
-    return partial(goes_on, folder) if folder else bool
+    return (lambda: goes_on(folder) or bool(identity(where) != seen)) if folder else bool
 
 
 @attrs.define(eq=False)
@@ -201,6 +204,7 @@ class JobReader:
     _open: tuple[tuple[str, int, int], ...] = ()
     _unjoined: int = JOIN_AFTER
     _is_local: bool = False
+    _seen: float | None = None
     _is_whole: bool = False  # the state was kept
 
     @property
@@ -212,7 +216,7 @@ class JobReader:
     def resume_check(self) -> ResumeCheck:
         """A function that reports whether the job, which is over, goes on."""
         if self.folder is not None:
-            return partial(goes_on, self.folder)
+            return resume_check_of(self.where, self._seen)
         return later_files_of(self._source) if self._source is not None else bool
 
     def read(self, progress: Callable[[], object] = bool) -> bool:
@@ -226,6 +230,7 @@ class JobReader:
             self.is_intact = False  # what comes in its place is another job
             raise SourceError("its folder was removed")
         self._is_local = self.folder is not None
+        self._seen = data_changed(self.folder) if self.folder else None  # before the files are listed
         state = read_state(self.folder) if self.folder else None
         stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
         if stopped and state is not None:

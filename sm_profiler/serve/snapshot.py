@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.model import Finding, Report
+from sm_profiler.fleet.rows import STATUS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
 from sm_profiler.jobs.finding import local_folder
@@ -28,7 +29,8 @@ _PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200
 def in_brief(report: Report) -> dict[str, Any]:
     """Return the fields of a snapshot that lists of jobs show of a report."""
     return {
-        "main": brief(report.verdict.main), "end": failure_of(report), "spark": sparkline(report), "gpu": use_of_gpus(report),
+        "main": brief(report.verdict.main), "end": failure_of(report),
+        "status": STATUS.get(report.metrics.ending.state, ""), "spark": sparkline(report), "gpu": use_of_gpus(report),
         "data_at": report.metrics.end if report.metrics.duration > 0 else None,
     }  # fmt: skip
 
@@ -88,6 +90,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         parts: parts of the page in their order.
         main: the leading finding, as lists show it; None before the first report.
         end: why the job failed, in a sentence; "" if it did not.
+        status: how it ended, as rows of a fleet have it; "" if that is unknown.
         packed: the report as bytes, once the job is over.
         saved: the verdict of the copy on disk, until there is a report.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
@@ -103,6 +106,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     parts: dict[str, Part] = {}
     main: Finding | None = None
     end: str = ""
+    status: str = ""
     packed: bytes = b""
     saved: Finding | None = None
     spark: tuple[float, ...] = ()

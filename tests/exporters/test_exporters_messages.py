@@ -96,6 +96,18 @@ def test_a_message_names_cause_line_gain_and_next_step(report):
     json.dumps(message.detail, allow_nan=False)
 
 
+def test_a_message_names_user_job_and_machine(report):
+    who = {"user": "bob", "job": "resnet"}
+    nodes = [{"node": f"algo-{n}", "identity": {**who, "host": f"gpu0{n}"}} for n in range(1, 6)]
+    told = attrs.evolve(report, metrics=attrs.evolve(report.metrics, metadata=nodes))
+    message = message_of(told)
+    assert message.lines[0] == "User bob, job resnet, host gpu01, gpu02, gpu03 and 2 more"
+    assert (message.detail["user"], message.detail["job_name"]) == ("bob", "resnet")
+    assert message.detail["hosts"][-1] == "gpu05"
+    nobody = attrs.evolve(report, metrics=attrs.evolve(report.metrics, metadata=[]))
+    assert message_of(nobody).lines[0] == report.verdict.main.headline
+
+
 def test_a_message_has_the_beginning_of_a_long_next_step(report):
     """It had a paragraph of twelve lines in Slack."""
     step = "Prepare batches in worker processes. " + "More workers alone do not suffice, since each has one core. " * 8

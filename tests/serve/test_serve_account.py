@@ -151,7 +151,7 @@ def described(ended, monkeypatch):
 
 @pytest.mark.parametrize("where", ["first", f"account:{REGION}/first", f"s3://{BUCKET}/out/first"])
 @pytest.mark.parametrize(
-    ("status", "line"), [("Stopped", "stopped"), ("Failed", "failed: no memory"), ("Completed", "ended")]
+    ("status", "line"), [("Stopped", "stopped"), ("Failed", "failed: no memory"), ("Completed", "completed")]
 )
 def test_the_account_decides_that_a_job_is_over(described, monkeypatch, where, status, line):
     """A job that is stopped or fails may write no end marker: it was shown as running for ever."""

@@ -1,6 +1,7 @@
 """The list of jobs: its states, what an address asks for, and how large it becomes."""
 
 import json
+import os
 import re
 import time
 from html import unescape
@@ -11,13 +12,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from sm_profiler.fleet.model import Fleet, Node
+from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.fleet_page import Facts, FleetPage, facts_of, pages_of
 from sm_profiler.serve.jobs import Found, Jobs
 from sm_profiler.serve.listing import ROWS, Query, Row, row_of
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.owners import Owners
 from sm_profiler.serve.snapshot import Snapshot
 from tests.support.fleets import priced, report_json
-from tests.support.serving import Polled, data_files, make_job, until
+from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
 NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
 
@@ -46,6 +50,73 @@ def test_a_job_has_one_state(found, snapshot, status, being_read, state, line):
     """A job that had ended was shown as being read for ever, although nothing read it."""
     row = row_of(Found("a", "/jobs/a", state=found, status=status), snapshot, being_read=being_read)
     assert (row.state, row.line) == (state, line)
+
+
+@pytest.mark.parametrize("listed_between", [True, False])
+def test_a_requeued_job_has_the_state_of_its_last_attempt(tmp_path, monkeypatch, listed_between):
+    """It stayed "stopped" in the list after it had completed, while its page and the report had the new end."""
+    source, folder, now = make_job(tmp_path / "source", "--minutes", "2"), tmp_path / "jobs" / "a", [0.0]
+    files = data_files(source)
+    copy_files(source, folder, files[: len(files) // 2])
+    write_state(folder, 143, stopped=True)
+    jobs = Jobs([str(tmp_path / "jobs")], follow=Polled, clock=lambda: now[0])
+    site = TestClient(create_app(jobs), base_url="http://127.0.0.1:8899")
+    (found,) = jobs.listing()
+    if listed_between:
+        assert jobs.live(found).watch().status == "Stopped"
+    page = {found.id: Facts(status="Stopped", changed=found.changed, is_judged=True, user="anna", cost="$7")}
+    monkeypatch.setattr(FleetPage, "facts", lambda _: page)
+    before = site.get("/list?state=stopped").text
+    assert names_in(before) == ["a"]
+    assert "$7" in before
+    write_state(folder)  # the second attempt
+    copy_files(source, folder, files[len(files) // 2 :])
+    now[0] += 60
+    assert names_in(site.get("/list?state=running").text) == ["a"]
+    write_state(folder, 0)
+    os.utime(folder / "system", (time.time() + 1,) * 2)
+    now[0] += 60
+    assert names_in(site.get("/list?state=stopped").text) == []
+    jobs.live(found).poll()  # its thread does, once it is watched
+    page_of_job = site.get(f"/jobs/{found.id}").text
+    after = site.get("/list?state=completed").text
+    assert names_in(after) == ["a"]
+    assert "anna" in after
+    assert "$7" not in after
+    assert "ended with exit code 0" in page_of_job
+
+
+def test_a_job_that_ended_again_between_two_looks_is_read_again(tmp_path):
+    source, folder = make_job(tmp_path / "source", "--minutes", "2"), tmp_path / "a"
+    files = data_files(source)
+    copy_files(source, folder, files[: len(files) // 2])
+    write_state(folder, 143, stopped=True)
+    jobs = Jobs([str(folder)], follow=LiveJob)
+    (found,) = jobs.listing()
+    live = jobs.live(found)
+    live.poll()
+    assert jobs.current(found).status == "Stopped"
+    copy_files(source, folder, files[len(files) // 2 :])
+    write_state(folder, 0)
+    assert jobs.current(found) is None
+    live.poll()
+    assert jobs.current(found).status == "Completed"
+    assert live.snapshot.files == len(files)
+
+
+def test_the_report_of_an_earlier_attempt_is_not_shown(tmp_path):
+    source, folder = make_job(tmp_path / "source", "--minutes", "1"), tmp_path / "a"
+    copy_files(source, folder, data_files(source))
+    end(folder)
+    report = {
+        "verdict": {"class": "INPUT_BOUND", "headline": "It waits."},
+        "end": {"state": "crashed", "exit_code": 1, "error": "", "step": None},
+    }
+    (folder / "report.json").write_text(json.dumps(report))
+    assert Jobs([str(folder)]).listing()[0].end
+    os.utime(folder / "report.json", (time.time() - 3600,) * 2)
+    (found,) = Jobs([str(folder)]).listing()
+    assert (found.end, found.saved) == ("", None)
 
 
 def row(name, **more):
@@ -219,3 +290,69 @@ def test_facts_of_strangers_are_text(tmp_path):
     assert "\n" not in shown.user
     assert msgspec.json.decode(msgspec.json.encode(facts), type=Facts) == facts
     assert isinstance(job.nodes[0], Node)
+
+
+def begin(folder, name, user, job, host):
+    """Write the first lines of a job that began just now."""
+    who = {"user": user, "job": job, "host": host}
+    record = {
+        "name": "sm_profiler/process",
+        "ph": "M",
+        "pid": 0,
+        "args": {"node": "algo-1", "host": "vm", "identity": who},
+    }
+    path = folder / name / "framework" / "pevents" / "7-algo-1_pythontimeline_7_0_1.json.tmp"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'[\n{{"name": "process_name"}},\n{json.dumps(record)}  ,\n{{"name": "cut')
+
+
+def test_a_job_that_began_just_now_is_found_by_user_machine_and_name(tmp_path, monkeypatch):
+    """It was left out until all jobs had been read again, ten minutes later at most."""
+    begin(tmp_path, "slurm-104", "bob", "resnet", "gpu01")
+    begin(tmp_path, "slurm-105", "anna", "bert", "gpu02")
+    monitored = tmp_path / "slurm-106" / "system" / "incremental" / "2026112711" / "1795779000.algo-1.json"
+    monitored.parent.mkdir(parents=True)
+    who = {"user": "carol", "job": "idle", "host": "gpu03"}
+    rows = (
+        {"Type": "identity", "Name": key, "Dimension": text, "Value": 1.0, "NodeId": "algo-1"}
+        for key, text in who.items()
+    )
+    monitored.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    (tmp_path / "slurm-107" / "system").mkdir(parents=True)
+    jobs = Jobs([str(tmp_path)], follow=Polled)
+    browser = TestClient(create_app(jobs, surveys=True), base_url="http://127.0.0.1:8899")
+    page = {job.id: Facts(is_judged=True) for job in jobs.listing() if job.name == "slurm-105"}
+    monkeypatch.setattr(FleetPage, "facts", lambda _: page)
+    monkeypatch.setattr(FleetPage, "make", lambda _: None)
+    bob = ["slurm-104 (resnet)"]
+    assert names_in(browser.get("/list?user=bob").text) == names_in(browser.get("/list?host=gpu01").text) == bob
+    assert names_in(browser.get("/list?q=resnet").text) == bob
+    assert names_in(browser.get("/list?user=carol&host=gpu03").text) == ["slurm-106 (idle)"]
+    assert "3 jobs are not judged yet" in browser.get("/list").text
+    assert "2 jobs are not judged yet" in browser.get("/list?user=bob").text  # slurm-107 may be his
+    assert "1 job is not judged yet" in browser.get("/list?user=anna").text
+    first = next(job for job in jobs.listing() if job.name == "slurm-104")
+    assert "<h1>slurm-104 (resnet)</h1>" in browser.get(f"/jobs/{first.id}").text
+
+
+def test_owners_of_many_jobs_do_not_hold_up_the_list(tmp_path):
+    for number in range(5):
+        begin(tmp_path, f"job-{number}", "bob", "resnet", "gpu01")
+    jobs, now = [*Jobs([str(tmp_path)]).listing()], iter(range(100))
+    owners = Owners(clock=lambda: float(next(now)))
+    for number in range(1, 6):
+        owners.read(jobs)
+        assert [owners.of(job).user for job in jobs].count("bob") == number
+
+
+def test_a_long_sentence_is_cut_at_its_end_at_a_word(tmp_path):
+    """Its middle was left out, which joined the end of the job with a part of the verdict."""
+    folder = tmp_path / "a"
+    (folder / "system").mkdir(parents=True)
+    words = " ".join(f"word{number}" for number in range(90))
+    headline = f"err == 0. {words}"
+    (folder / "report.json").write_text(json.dumps({"verdict": {"class": "INPUT_BOUND", "headline": headline}}))
+    (shown,) = re.findall("<p>(err[^<]*)</p>", browser_of(folder).get("/list").text)
+    assert shown.endswith("…")
+    assert len(shown) <= 240
+    assert headline.startswith(f"{shown[:-1]} ")

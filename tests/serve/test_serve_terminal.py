@@ -82,7 +82,7 @@ def test_sparks_are_drawn_from_zero():
 
 def test_prints_a_line_without_a_terminal(job, capsys):
     assert main(["watch", str(job)]) == 0
-    assert "ended; INPUT_BOUND (high confidence); Training waits for data" in capsys.readouterr().out
+    assert "completed; INPUT_BOUND (high confidence); Training waits for data" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
