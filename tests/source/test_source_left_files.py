@@ -93,10 +93,10 @@ HANG = {
 
 
 @pytest.mark.parametrize("folder", [STOP_FOLDER, LOADING_FOLDER])
-@pytest.mark.parametrize("pid", [os.getpid(), 999999999])  # of another machine, its number may be taken here
-def test_a_training_that_a_signal_ends_before_its_first_step_is_over_at_once(tmp_path, folder, pid):
+@pytest.mark.parametrize("taken", [True, False])  # the number of a process of another machine, by one of this
+def test_a_training_that_a_signal_ends_before_its_first_step_is_over_at_once(tmp_path, folder, taken):
     """It counted as running for a quarter of an hour: the file with its hang was finished long before the signal."""
-    start = int((time.time() - 100) * 1e6)
+    start, pid = int((time.time() - 100) * 1e6), os.getpid() if taken else 999999999
     process = {"version": "1", "node": "algo-1", "rank": 0, "pid": pid, "host": "another", "start_us": start}
     if folder == STOP_FOLDER:
         writer = TraceWriter(tmp_path, "0-algo-1", metadata=lambda: process)
