@@ -155,7 +155,10 @@ def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bo
     started = job.started or job.created or job.ended
     if since is not None and started is not None and started < since:
         return False
-    return all(value in (job.tags.get(key), value_of(job, key)) for key, value in tags.items())
+    return all(
+        value in (job.tags.get(key), value_of(job, key), *(job.machines if key == HOST else ()))
+        for key, value in tags.items()
+    )
 
 
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:

@@ -55,7 +55,7 @@ class Node:
 
     Attributes:
         node: name in the job, `algo-1`.
-        host: the machine, by its EC2 instance or its GPU; "" if unknown.
+        host: the machine, by its EC2 instance or its GPU; of a job that was requeued, that of its last attempt; "" if unknown.
         relative: time that its steps take without waiting for other nodes, relative to the other nodes' median.
         slow: True if the job's verdict names it as the one that the others wait for.
     """
@@ -118,6 +118,8 @@ class FleetJob:
         profiling_cost: share of the loop that the hook used.
         loader_workers: `num_workers` of the data loader; None if unknown.
         nodes: its nodes.
+        machines: machine → its part of the job's time: of its nodes, and of a node whose attempts ran on several machines
+            the part of each; together 1, or less if some are unknown.
         interruptions: how often it was interrupted and resumed.
         interrupted_s: downtime between its attempts.
         between_attempts_s: the part of it in which it held no machine, as far as that is known and not billed by the
@@ -189,6 +191,7 @@ class FleetJob:
     profiling_cost: float | None = None
     loader_workers: int | None = None
     nodes: tuple[Node, ...] = ()
+    machines: dict[str, float] = attrs.field(factory=dict)
     interruptions: int = 0
     interrupted_s: float = 0.0
     between_attempts_s: float = 0.0

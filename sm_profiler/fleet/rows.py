@@ -177,6 +177,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         profiling_cost=_positive(job.profiler_overhead),
         loader_workers=_count(job.loader.num_workers) if job.loader.num_workers >= 0 else None,
         nodes=_nodes(report),
+        machines=_machines(report),
         interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
         between_attempts_s=between,
@@ -303,6 +304,20 @@ def _nodes(report: StoredReport) -> tuple[Node, ...]:
         relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
         found.append(Node(safe_name(name), safe_name(hosts.get(name, "")), relative, name == slow_node))
     return tuple(found)
+
+
+def _machines(report: StoredReport) -> dict[str, float]:
+    """Return each machine's part of the job's time; nodes weigh alike, and a node's machines by their attempts' length."""
+    job, found = report.job, dict[str, float]()
+    hosts = job.hosts | {rank.node: rank.host for rank in job.ranks if rank.host}
+    names = {*(rank.node or rank.name for rank in job.ranks), *job.nodes}
+    for name in names & hosts.keys():
+        times = {machine: _positive(seconds) or 0.0 for machine, seconds in job.moved.get(name, {}).items()}
+        whole = math.fsum(times.values())
+        for machine, seconds in times.items() if whole > 0 else [(hosts[name], 1.0)]:
+            key = safe_name(machine)
+            found[key] = found.get(key, 0.0) + seconds / (whole or 1.0) / len(names)
+    return dict(sorted(found.items())[:MOST_NODES])
 
 
 def _own_times(ranks: Sequence[Rank]) -> dict[str, float]:
