@@ -388,7 +388,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     hours, lost_hours = _sum(job.instance_hours for job in jobs), _sum(job.lost_instance_hours for job in jobs)
     bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
     judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
-    all_priced = all(job.bill_usd is not None for job in jobs if job.billable_s)
+    unpriced = sum(job.bill_usd is None for job in jobs if job.billable_s)
     causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
@@ -397,7 +397,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
             causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
-    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
+    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or not unpriced)
     waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
     return Totals(
         jobs=len(jobs),
@@ -406,6 +406,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         failed=sum(job.status == "Failed" for job in jobs),
         running=sum(job.status in UNFINISHED for job in jobs),
         priced=len(priced),
+        unpriced=unpriced,
         instance_hours=hours,
         gpu_hours=_sum(job.gpu_hours for job in jobs),
         lost_instance_hours=min(lost_hours, hours),
@@ -416,7 +417,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         interrupted_usd=_sum(job.interrupted_usd for job in priced),
         judged_instance_hours=judged_hours,
         judged_usd=judged_usd,
-        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and all_priced else (judged_hours, hours))),
+        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
         waste=waste,
         causes=dict(
             sorted(((cause, value) for cause, value in causes.items() if value > 0), key=lambda pair: -pair[1])

@@ -248,6 +248,7 @@ class Totals:
         jobs, unreadable, failed, running: numbers of jobs.
         judged: jobs with a verdict, and failed ones; without those that are inconclusive.
         priced: jobs whose bill is known.
+        unpriced: jobs whose time is known, and whose bill is not.
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
         bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
@@ -264,6 +265,7 @@ class Totals:
     failed: int = 0
     running: int = 0
     priced: int = 0
+    unpriced: int = 0
     instance_hours: float = 0.0
     gpu_hours: float = 0.0
     lost_instance_hours: float = 0.0
