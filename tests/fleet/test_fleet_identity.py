@@ -248,7 +248,8 @@ def test_an_exception_is_named_before_the_words_of_the_service():
         ({"state": "crashed", "exit_code": 1, "error": "ValueError: x", "where": "train.py:12"}, "ValueError: x (train.py:12)"),
         ({"state": "crashed", "exit_code": 3, "error": "OSError: y"}, "OSError: y (exit code 3)"),
         ({"state": "killed", "exit_code": None, "error": ""}, "The job was killed."),
-        ({"state": "out_of_memory", "exit_code": 137, "error": ""}, "The job ran out of memory."),
+        ({"state": "out_of_memory", "exit_code": 137, "error": ""}, "Out of memory."),
+        ({"state": "out_of_memory", "exit_code": 1, "error": "MemoryError", "where": "train.py:5"}, "Out of memory. MemoryError (train.py:5)"),
         ({"state": "crashed", "exit_code": None, "error": ""}, ""),
     ],
 )  # fmt: skip
