@@ -107,7 +107,7 @@ class FleetJob:
         headline, next_step: one sentence each.
         where: lines of code, the most expensive first.
         gain_s, gain_usd: what the repair of the verdict's cause saves.
-        losses: by cause, the most expensive first; a failed job has one, `FAILED`, and downtime is one, `INTERRUPTED`.
+        losses: by cause, in the order of the report, the surest saving first, and downtime before what costs less; a failed job has one, `FAILED`, and downtime is one, `INTERRUPTED`.
         lost_s: sum over causes.
         lost_usd: the same in dollars; never more than the bill.
         lost_share: part of the billed time that is lost.

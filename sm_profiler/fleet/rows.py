@@ -245,7 +245,8 @@ def _recorded_types(types: dict[str, int]) -> dict[str, int]:
 def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
 
-    The gains of a report's findings do not overlap: each claims only time that those before it left.
+    The gains of a report's findings do not overlap: each claims only time that those before it left. Their order is that of
+    the report, what a repair certainly saves, so that both name the same cause first; downtime comes before what costs less.
     """
     billed = row.billable_s
     if not billed:
@@ -278,7 +279,13 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     for loss, taken in billed_losses(((loss, loss.seconds) for loss in losses), billed, ran):
         known = by_cause.get(loss.cause)
         by_cause[loss.cause] = attrs.evolve(known or loss, seconds=taken + (known.seconds if known else 0.0))
-    return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
+    down = by_cause.pop(INTERRUPTION, None)
+    ordered = list(by_cause.values())
+    if down is not None:
+        ordered.insert(
+            next((at for at, loss in enumerate(ordered) if loss.seconds <= down.seconds), len(ordered)), down
+        )
+    return tuple(ordered)
 
 
 def _lost_seconds(finding: Finding, report: StoredReport, between: float) -> float:

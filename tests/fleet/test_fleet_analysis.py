@@ -467,3 +467,15 @@ def test_a_job_on_several_machines_belongs_to_each_by_its_part():
     assert sum(group.sums.lost_usd for group in fleet.groups) == pytest.approx(fleet.totals.lost_usd)
     assert sum(group.sums.bill_usd for group in fleet.groups) == pytest.approx(fleet.totals.bill_usd)
     assert {job.name: job.groups["host"] for job in fleet.jobs} == {"a": "gpu-1, gpu-2, gpu-3", "b": "gpu-2"}
+
+
+def test_the_first_cause_is_that_of_the_report():
+    """The report leads with the surest saving; the fleet had sorted by the probable one, and advised another repair."""
+    also = [finding("OPTIMIZER_BOUND", 900.0)]
+    job = priced(report_json("a", finding("INPUT_BOUND", 600.0), also))
+    assert [loss.cause for loss in job.losses] == ["INPUT_BOUND", "OPTIMIZER_BOUND"]
+    assert assemble([job]).top[0].cause == "INPUT_BOUND"
+    report = report_json("b", finding("INPUT_BOUND", 600.0), also)
+    for down, place in ((700.0, 0), (500.0, 2)):
+        report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": down}
+        assert [loss.cause for loss in priced(report).losses].index("INTERRUPTED") == place
