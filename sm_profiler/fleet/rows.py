@@ -203,7 +203,7 @@ def _growing(report: StoredReport) -> Finding | None:
 
 
 def without_memory(row: FleetJob, state: str) -> FleetJob:
-    """Return a row of a job that the scheduler ended because it used more memory than it may: its own processes rarely know."""
+    """Return a row of a job that the scheduler ended because it used more memory than it may, which its own processes rarely record."""
     if _OF_MEMORY.search(row.failure) or not row.billable_s:
         return row
     grows = row.verdict == Class.MEMORY_GROWTH.value

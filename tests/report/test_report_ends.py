@@ -454,6 +454,6 @@ def test_a_process_that_goes_on_keeps_an_attempt_open():
 
 @pytest.mark.parametrize(("state", "said"), [("running", True), ("crashed", False), ("completed", False)])
 def test_memory_will_be_full_only_in_a_job_that_goes_on(state, said):
-    """It was said of one that had run out of memory."""
+    """The report of one that had run out of memory had it."""
     metrics = metrics_of(training(100), facts=of_run(state))
     assert ("memory is full in" in _until(Case(metrics, {}), 119.0)) is said
