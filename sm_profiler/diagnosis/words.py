@@ -73,7 +73,7 @@ HEADLINES: Mapping[str, str] = {
     "start": "{ready} after {time}: {share} of the job is over before it{most}.",
     "idle": "The job is idle {share} of the time: {where}.",
     "memory_of_process": "The training process's memory grows by {rate} per minute (± {error}){container}{until}.",
-    "memory_in_percent": "Memory of {holder} grows by {rate} percentage points per minute; it is full in {left}.",
+    "memory_in_percent": "Memory of {holder} grows by {rate} percentage points per minute{until}.",
     "dead_rank": "{sentence}{running}",
     "more_steps": "The ranks make different numbers of steps: {least} makes {fewer} and {most} {more}. Ranks that have no more batches wait for those that do, {share} of the time.",
     "unequal_steps": "After {steps}, {name} ended, and the others went on without it: {others}.",

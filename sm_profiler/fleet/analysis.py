@@ -68,6 +68,8 @@ ATTRIBUTES = {  # key → of a row
 }  # fmt: skip
 ON_REQUEST = {"tuning-job": "tuning_job", "job": "job_name"}  # keys that most jobs have no value for
 HOST = "host"
+SHOWN_MACHINES = 3  # of a job
+ROUNDING = 1e-6  # of a job's time
 TAG = "tag:"
 
 ALL = "all jobs"
@@ -119,7 +121,7 @@ def _add_peers(jobs: Sequence[FleetJob], draws: dict[str, list[_Draw]]) -> None:
     peers: dict[tuple[str, str], list[tuple[str, float, FleetJob]]] = {}
     for job in jobs:
         name = _lineage(job, LAUNCHED) or _lineage(job, "name")
-        if name and len(job.nodes) == 1 and job.nodes[0].host and job.step_ms:
+        if name and len(job.nodes) == 1 and len(job.machines) == 1 and job.nodes[0].host and job.step_ms:
             peers.setdefault((name, job.instance_type), []).append((job.nodes[0].host, job.step_ms, job))
     for some in peers.values():
         by_host: dict[str, list[float]] = {}
@@ -386,7 +388,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     hours, lost_hours = _sum(job.instance_hours for job in jobs), _sum(job.lost_instance_hours for job in jobs)
     bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
     judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
-    all_priced = all(job.bill_usd is not None for job in jobs if job.billable_s)
+    unpriced = sum(job.bill_usd is None for job in jobs if job.billable_s)
     causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
@@ -395,7 +397,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
             causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
-    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
+    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or not unpriced)
     waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
     return Totals(
         jobs=len(jobs),
@@ -404,6 +406,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         failed=sum(job.status == "Failed" for job in jobs),
         running=sum(job.status in UNFINISHED for job in jobs),
         priced=len(priced),
+        unpriced=unpriced,
         instance_hours=hours,
         gpu_hours=_sum(job.gpu_hours for job in jobs),
         lost_instance_hours=min(lost_hours, hours),
@@ -414,7 +417,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         interrupted_usd=_sum(job.interrupted_usd for job in priced),
         judged_instance_hours=judged_hours,
         judged_usd=judged_usd,
-        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and all_priced else (judged_hours, hours))),
+        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
         waste=waste,
         causes=dict(
             sorted(((cause, value) for cause, value in causes.items() if value > 0), key=lambda pair: -pair[1])
@@ -444,14 +447,45 @@ def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
 
 
 def value_of(job: FleetJob, key: str) -> str:
-    """Return the value of a key of --group-by; "" if it is unknown."""
+    """Return the value of a key of --group-by, of a job on several machines all of them; "" if it is unknown."""
     if key == HOST:
-        hosts = {node.host for node in job.nodes if node.host}
-        return next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} machines" if hosts else ""
+        more = len(job.machines) - SHOWN_MACHINES
+        return ", ".join(list(job.machines)[:SHOWN_MACHINES]) + (f" and {more} more" if more > 0 else "")
     attribute = {**ATTRIBUTES, **ON_REQUEST}.get(key)
     if attribute is not None:
         return str(getattr(job, attribute))
     return job.tags.get(key.removeprefix(TAG), "")
+
+
+def parts_of(job: FleetJob, key: str) -> list[tuple[str, FleetJob]]:
+    """Return the groups of a job with its part in each: that of a job on several machines belongs to each of them."""
+    if key != HOST:
+        return [(job.groups.get(key, ""), job)]
+    parts = dict(job.machines)
+    if (rest := 1 - math.fsum(parts.values())) > ROUNDING:
+        parts[""] = rest
+    return [(host, job if len(parts) == 1 else _part_of(job, part)) for host, part in parts.items()]
+
+
+def _part_of(job: FleetJob, part: float) -> FleetJob:
+    """Return a job with a part of its time and money."""
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * part
+
+    return attrs.evolve(
+        job,
+        billable_s=scaled(job.billable_s),
+        gpu_hours=scaled(job.gpu_hours),
+        bill_usd=scaled(job.bill_usd),
+        saved_usd=scaled(job.saved_usd),
+        failed_usd=scaled(job.failed_usd),
+        interrupted_usd=scaled(job.interrupted_usd),
+        lost_s=job.lost_s * part,
+        lost_usd=scaled(job.lost_usd),
+        losses=tuple(attrs.evolve(loss, seconds=loss.seconds * part, usd=scaled(loss.usd)) for loss in job.losses),
+        stages={stage: seconds * part for stage, seconds in job.stages.items()},
+    )
 
 
 def _grouped(jobs: Iterable[FleetJob], key: Callable[[FleetJob], str]) -> dict[str, list[FleetJob]]:
@@ -465,7 +499,9 @@ def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...
     """Return the sums of each group; none for a key of which no job has a value."""
     found = []
     for key in keys:
-        by_value = _grouped(jobs, lambda job, key=key: job.groups.get(key, ""))  # type: ignore[misc] # called at once
+        by_value: dict[str, list[FleetJob]] = {}
+        for value, part in (one for job in jobs for one in parts_of(job, key)):
+            by_value.setdefault(value, []).append(part)
         if any(by_value):
             groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
             groups.sort(key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value))

@@ -37,7 +37,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
-from sm_profiler.fleet.scheduler import without_profile
+from sm_profiler.fleet.scheduler import with_states, without_profile
 from sm_profiler.fleet.wording import hours
 from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
@@ -112,7 +112,7 @@ def build_fleet(
         run.save()
         raise
     run.finish()
-    once = _once(run.rows)
+    once = with_states(_once(run.rows), listed or ())
     missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
     if since is not None and any(job.started is None for job in missing):
         raise ConfigError("--since needs the column Start in the list of jobs")
@@ -155,7 +155,10 @@ def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bo
     started = job.started or job.created or job.ended
     if since is not None and started is not None and started < since:
         return False
-    return all(value in (job.tags.get(key), value_of(job, key)) for key, value in tags.items())
+    return all(
+        value in (job.tags.get(key), value_of(job, key), *(job.machines if key == HOST else ()))
+        for key, value in tags.items()
+    )
 
 
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:

@@ -55,7 +55,7 @@ class Node:
 
     Attributes:
         node: name in the job, `algo-1`.
-        host: the machine, by its EC2 instance or its GPU; "" if unknown.
+        host: the machine, by its EC2 instance or its GPU; of a job that was requeued, that of its last attempt; "" if unknown.
         relative: time that its steps take without waiting for other nodes, relative to the other nodes' median.
         slow: True if the job's verdict names it as the one that the others wait for.
     """
@@ -107,7 +107,7 @@ class FleetJob:
         headline, next_step: one sentence each.
         where: lines of code, the most expensive first.
         gain_s, gain_usd: what the repair of the verdict's cause saves.
-        losses: by cause, the most expensive first; a failed job has one, `FAILED`, and downtime is one, `INTERRUPTED`.
+        losses: by cause, in the order of the report, the surest saving first, and downtime before what costs less; a failed job has one, `FAILED`, and downtime is one, `INTERRUPTED`.
         lost_s: sum over causes.
         lost_usd: the same in dollars; never more than the bill.
         lost_share: part of the billed time that is lost.
@@ -118,6 +118,8 @@ class FleetJob:
         profiling_cost: share of the loop that the hook used.
         loader_workers: `num_workers` of the data loader; None if unknown.
         nodes: its nodes.
+        machines: machine → its part of the job's time: of its nodes, and of a node whose attempts ran on several machines
+            the part of each; together 1, or less if some are unknown.
         interruptions: how often it was interrupted and resumed.
         interrupted_s: downtime between its attempts.
         between_attempts_s: the part of it in which it held no machine, as far as that is known and not billed by the
@@ -189,6 +191,7 @@ class FleetJob:
     profiling_cost: float | None = None
     loader_workers: int | None = None
     nodes: tuple[Node, ...] = ()
+    machines: dict[str, float] = attrs.field(factory=dict)
     interruptions: int = 0
     interrupted_s: float = 0.0
     between_attempts_s: float = 0.0
@@ -245,6 +248,7 @@ class Totals:
         jobs, unreadable, failed, running: numbers of jobs.
         judged: jobs with a verdict, and failed ones; without those that are inconclusive.
         priced: jobs whose bill is known.
+        unpriced: jobs whose time is known, and whose bill is not.
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
         bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
@@ -261,6 +265,7 @@ class Totals:
     failed: int = 0
     running: int = 0
     priced: int = 0
+    unpriced: int = 0
     instance_hours: float = 0.0
     gpu_hours: float = 0.0
     lost_instance_hours: float = 0.0

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import attrs
 from markupsafe import Markup
 
-from sm_profiler.fleet.analysis import causes_of
+from sm_profiler.fleet.analysis import causes_of, parts_of
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.wording import (
     STAGES,
@@ -334,12 +334,12 @@ class _Page:
         for job in self._fleet.jobs:
             if job.week not in places:
                 continue
-            for pair in job.groups.items():
-                if pair not in wanted:
+            for name, value, part in ((key, *one) for key in job.groups for one in parts_of(job, key)):
+                if (name, value) not in wanted:
                     continue
-                sums = found[pair][places[job.week]]
-                sums[0] += self._amounts.amount(job.bill_usd, job.instance_hours)
-                sums[1] += self._amounts.amount(job.lost_usd, job.lost_instance_hours)
+                sums = found[name, value][places[job.week]]
+                sums[0] += self._amounts.amount(part.bill_usd, part.instance_hours)
+                sums[1] += self._amounts.amount(part.lost_usd, part.lost_instance_hours)
         return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
 
     # ------------------------------------------------------------------ tables

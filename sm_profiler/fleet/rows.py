@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -25,7 +26,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import first_sentences, plural
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.startup import LONGEST_S
@@ -40,6 +41,8 @@ FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
 LABELS = {**{kind.value: kind.label for kind in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
 ADVICE = {
     FAILURE: "Read the reason of the failure and the end of the job's log; save checkpoints, so that the next job goes on from them.",
+    OUT_OF_MEMORY: "Find what its memory holds: the job needs less of it (a smaller batch, fewer loader workers, nothing kept from step "
+    "to step) or a larger limit.",
     INTERRUPTION: "Save checkpoints more often, and keep what a start prepares, so that less is done again after an interruption.",
 }
 _PART_OF_STAGE = {
@@ -50,9 +53,11 @@ STATUS = {  # end of a job in report.json → status, as the service names it
     INTERRUPTED: "Stopped", RUNNING: "InProgress",
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
+_LONGEST = 300  # characters, of what grows
+_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
 _REASONS = {
-    OUT_OF_MEMORY: "The job ran out of memory.", KILLED: "The job was killed.", STOPPED: "The job was stopped.",
+    KILLED: "The job was killed.", STOPPED: "The job was stopped.",
     INTERRUPTED: "The job was interrupted.",
 }  # fmt: skip
 
@@ -177,6 +182,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         profiling_cost=_positive(job.profiler_overhead),
         loader_workers=_count(job.loader.num_workers) if job.loader.num_workers >= 0 else None,
         nodes=_nodes(report),
+        machines=_machines(report),
         interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
         between_attempts_s=between,
@@ -190,10 +196,32 @@ def _explanation(report: StoredReport) -> Finding | None:
     return next((found for found in every if found.is_end or found.kind is Class.HANG), None)
 
 
+def _growing(report: StoredReport) -> Finding | None:
+    """Return the finding of what grows in the job's memory."""
+    every = (report.verdict, *report.verdict.also)
+    return next((found for found in every if found.kind is Class.MEMORY_GROWTH), None)
+
+
+def without_memory(row: FleetJob, state: str) -> FleetJob:
+    """Return a row of a job that the scheduler ended because it used more memory than it may, which its own processes rarely record."""
+    if _OF_MEMORY.search(row.failure) or not row.billable_s:
+        return row
+    grows = row.verdict == Class.MEMORY_GROWTH.value
+    failure = safe_sentence(" ".join(filter(None, ("Out of memory.", row.headline if grows else "", state))))
+    advice = row.next_step if grows else ADVICE[OUT_OF_MEMORY]
+    lost = Loss(FAILURE, row.billable_s, None, failure, advice, "high")
+    return attrs.evolve(row, status="Failed", failure=failure, losses=(lost,), lost_s=row.billable_s, lost_share=1.0)
+
+
 def _reason(report: StoredReport, described: str) -> str:
     """Return why a job failed or was stopped: the rank that began it, its exception with its place, what the service reports, or its end."""
     if explanation := _explanation(report):
         return explanation.headline
+    if report.end and report.end.state == OUT_OF_MEMORY:
+        grows, error = _growing(report), report.end.error and _error(report.end)
+        where = next((f" ({line.file}:{line.line})" for line in grows.where), "") if grows is not None else ""
+        grown = f" {first_sentences(grows.headline, _LONGEST).rstrip('.')}{where}." if grows is not None else ""
+        return f"Out of memory.{grown}{' ' if error else ''}{error}"
     if report.end and report.end.error:
         return _error(report.end)
     return described or (_error(report.end) if report.end else "")
@@ -217,7 +245,8 @@ def _recorded_types(types: dict[str, int]) -> dict[str, int]:
 def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
 
-    The gains of a report's findings do not overlap: each claims only time that those before it left.
+    The gains of a report's findings do not overlap: each claims only time that those before it left. Their order is that of
+    the report, what a repair certainly saves, so that both name the same cause first; downtime comes before what costs less.
     """
     billed = row.billable_s
     if not billed:
@@ -225,6 +254,9 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     if row.status == "Failed":
         found = _explanation(report) if report is not None else None
         advice = safe_sentence(found.next_step) if found is not None else ADVICE[FAILURE]
+        if found is None and report is not None and report.end and report.end.state == OUT_OF_MEMORY:
+            grows = _growing(report)
+            advice = safe_sentence(grows.next_step) if grows is not None else ADVICE[OUT_OF_MEMORY]
         return (Loss(FAILURE, billed, None, row.failure, advice, "high"),)
     if report is None:
         return ()
@@ -247,7 +279,13 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     for loss, taken in billed_losses(((loss, loss.seconds) for loss in losses), billed, ran):
         known = by_cause.get(loss.cause)
         by_cause[loss.cause] = attrs.evolve(known or loss, seconds=taken + (known.seconds if known else 0.0))
-    return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
+    down = by_cause.pop(INTERRUPTION, None)
+    ordered = list(by_cause.values())
+    if down is not None:
+        ordered.insert(
+            next((at for at, loss in enumerate(ordered) if loss.seconds <= down.seconds), len(ordered)), down
+        )
+    return tuple(ordered)
 
 
 def _lost_seconds(finding: Finding, report: StoredReport, between: float) -> float:
@@ -303,6 +341,20 @@ def _nodes(report: StoredReport) -> tuple[Node, ...]:
         relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
         found.append(Node(safe_name(name), safe_name(hosts.get(name, "")), relative, name == slow_node))
     return tuple(found)
+
+
+def _machines(report: StoredReport) -> dict[str, float]:
+    """Return each machine's part of the job's time; nodes weigh alike, and a node's machines by their attempts' length."""
+    job, found = report.job, dict[str, float]()
+    hosts = job.hosts | {rank.node: rank.host for rank in job.ranks if rank.host}
+    names = {*(rank.node or rank.name for rank in job.ranks), *job.nodes}
+    for name in names & hosts.keys():
+        times = {machine: _positive(seconds) or 0.0 for machine, seconds in job.moved.get(name, {}).items()}
+        whole = math.fsum(times.values())
+        for machine, seconds in times.items() if whole > 0 else [(hosts[name], 1.0)]:
+            key = safe_name(machine)
+            found[key] = found.get(key, 0.0) + seconds / (whole or 1.0) / len(names)
+    return dict(sorted(found.items())[:MOST_NODES])
 
 
 def _own_times(ranks: Sequence[Rank]) -> dict[str, float]:

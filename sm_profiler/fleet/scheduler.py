@@ -12,11 +12,13 @@ from datetime import datetime
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
 from sm_profiler.fleet.model import FleetJob
+from sm_profiler.fleet.rows import without_memory
 
 COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes"
 BILLED_BY = "scheduler"
 _ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
-_FAILED = ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
+NO_MEMORY = "OUT_OF_MEMORY"
+_FAILED = ("FAILED", "TIMEOUT", NO_MEMORY, "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 _STATUS = {
     "COMPLETED": "Completed", "CANCELLED": "Stopped", "PREEMPTED": "Stopped", "RUNNING": "InProgress",
     **dict.fromkeys(_FAILED, "Failed"),
@@ -59,7 +61,7 @@ def _job(row: Mapping[str, str]) -> FleetJob | None:
         f"slurm-{safe_name(number)}",
         listed_only=True,
         status=_STATUS.get(state, ""),
-        failure=f"Slurm's state: {state}" if state in _FAILED else "",
+        failure=f"{'Out of memory. ' if state == NO_MEMORY else ''}Slurm's state: {state}" if state in _FAILED else "",
         started=started,
         ended=None if started is None else started + ran,
         instances=min(max(int(nodes), 1), MAX_INSTANCES) if re.fullmatch("[0-9]{1,6}", nodes) else 1,
@@ -84,6 +86,20 @@ def _time(text: str) -> float | None:
 
 def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> list[FleetJob]:
     """Return the listed jobs that are not among those of which a profile was found."""
-    known = {job.job_id for job in found if job.job_id}
-    known |= {named[1] for job in found if (named := _NAMED.fullmatch(job.name))}
+    known = set[str]().union(*map(_numbers, found))
     return [job for job in listed if job.job_id not in known]
+
+
+def with_states(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the jobs with a profile; those that the scheduler ended for their memory have that as their end."""
+    ended = {job.job_id: job.failure for job in listed if job.failure.endswith(NO_MEMORY)}
+    states = (next((ended[number] for number in _numbers(job) if number in ended), "") for job in found)
+    return [
+        without_memory(job, state.split(". ")[-1]) if state else job for job, state in zip(found, states, strict=True)
+    ]
+
+
+def _numbers(job: FleetJob) -> set[str]:
+    """Return the scheduler's number of a job of which a profile was found."""
+    named = _NAMED.fullmatch(job.name)
+    return {number for number in (job.job_id, named[1] if named else "") if number}

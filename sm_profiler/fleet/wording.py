@@ -19,6 +19,7 @@ _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "
 WHOLE_FROM = 100  # amounts from here on have no decimals
 MINUTES_BELOW = 60
 SECONDS_BELOW = 60
+TENTHS_BELOW = 9.95  # minutes: a part of two would else be all of them
 STAGES = {
     "waiting": "Waiting for a machine",
     "image": "Loading the image",
@@ -52,13 +53,13 @@ def money(usd: float) -> str:
 
 
 def hours(count: float) -> str:
-    """Format hours: `1,240 h`, `3.4 h`, `12 min`, `40 s`."""
+    """Format hours: `1,240 h`, `3.4 h`, `12 min`, `1.3 min`, `40 s`."""
     if round(count, 1) >= WHOLE_FROM:
         return f"{count:,.0f} h"
     if round(count * 60) >= MINUTES_BELOW:
         return f"{count:,.1f} h"
     if round(count * 3600) >= SECONDS_BELOW:
-        return f"{count * 60:.0f} min"
+        return f"{count * 60:.0f} min" if count * 60 >= TENTHS_BELOW else f"{count * 60:.2g} min"
     return f"{count * 3600:.0f} s" if round(count * 3600) > 0 else "<1 s" if count > 0 else "0 h"
 
 
@@ -97,10 +98,13 @@ def group_value(value: str) -> str:
 
 
 def coverage(sums: Totals) -> str:
-    """Return how much of what some jobs cost was judged, in a sentence; "" if all was."""
+    """Return how much of what some jobs cost was judged, in a sentence; "" if all was.
+
+    It is a share of machine time if a bill is unknown: money would leave out jobs whose time is known.
+    """
     if sums.coverage is None or (sums.judged == sums.jobs and sums.coverage >= 1):
         return ""
-    amounts = Amounts.of(sums)
+    amounts = Amounts(sums.in_dollars and not sums.unpriced)
     spent = amounts.spent(sums)
     known = amounts.judged(sums) / spent if spent > 0 else sums.coverage  # a share of the amount that is shown
     share = "nearly all" if round(100 * known) == 100 and sums.judged < sums.jobs else percent(known)  # percent

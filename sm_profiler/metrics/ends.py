@@ -46,6 +46,11 @@ _SHOWN_RANKS = 4
 _MOST_RANKS = 1_000_000
 _CODE = re.compile(r"exit ?code:? ?(-?\d{1,3})\b", re.IGNORECASE)  # -9 of a process ended by a signal
 _NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
+# Errors of an allocation that failed: of Python, PyTorch on the host and on a GPU, TensorFlow, XLA and the system.
+_NOT_ALLOCATED = re.compile(
+    r"^MemoryError\b|out of memory|(can't|cannot|could not|unable to|failed to) allocate|RESOURCE_EXHAUSTED|ResourceExhaustedError",
+    re.IGNORECASE,
+)
 # Errors of ranks whose peer is gone.
 _OF_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|gloo|nccl|DistBackend|ProcessGroup|TCPStore|peer|socket|"
@@ -227,7 +232,7 @@ class JobEnd:
             CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
             KILLED: f"The {self._what} was killed{after}{last and f'; {last}'}.",
             UNKNOWN: last and f"The {self._what} ended without a word{after}: {last}.",
-            OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
+            OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}{_because(self.error, self.place) or ': the kernel killed it.'}",
             STOPPED: f"The {self._what} was stopped{self._by_signal}{self._while}{by}.",
             INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
             RUNNING: f"The job is still running: this is the verdict so far{after and f',{after}'}.",
@@ -388,11 +393,12 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
             error = error or reason
         if code is None and first is not None:
             code = first.exit_code
-        if facts.stored is not None and facts.stored.state == state:
+        if facts.stored is not None and facts.stored.state in {state, OUT_OF_MEMORY}:
             code = facts.stored.exit_code if code is None else code
             error, place = (
                 (error, place) if error else (bounded_line(facts.stored.error), bounded_line(facts.stored.place))
             )
+        state = OUT_OF_MEMORY if state == CRASHED and _NOT_ALLOCATED.search(error) else state
     elif state == STOPPED:
         secondary = _text(facts.description.get("SecondaryStatus"))
         error = (

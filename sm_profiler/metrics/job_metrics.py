@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 import attrs
@@ -15,7 +17,7 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import AtLine, Callback, CompiledWork, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.formatting import shorten
-from sm_profiler.identity import INSTANCE_TYPE, MACHINE
+from sm_profiler.identity import INSTANCE_TYPE, MACHINE, machine_of
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
     Attempts,
@@ -401,6 +403,29 @@ class JobMetrics:
             if host:
                 names[str(one.get("node"))] = str(host)
         return {node: shorten(str(host)) for node, host in names.items() if host}
+
+    @property
+    def machines(self) -> dict[str, dict[str, float]]:
+        """Each node's machines, as the hook recorded them, in time order: a requeued job may go on elsewhere.
+
+        The number is the seconds from the start of the attempts there to their last sign of life.
+        """
+        found: dict[str, dict[str, float]] = {}
+        by_node: dict[str, list[dict[str, Any]]] = {}
+        for one in sorted(self.metadata, key=_began):
+            by_node.setdefault(str(one.get("node")), []).append(one)
+        for node, records in by_node.items():
+            named = [
+                (_began(one), machine_of(one.get("identity") or {}, str(one.get("host") or ""))) for one in records
+            ]
+            moves = [next(some) for _, some in groupby((one for one in named if one[1]), key=lambda one: one[1])]
+            spans = _lifetimes([rank for rank in self.ranks if rank.node == node], records)
+            for (begin, machine), (until, _) in pairwise([*moves, (math.inf, "")]):
+                mine = [span for span in spans if begin <= span[0] < until]
+                seconds = max(span[1] for span in mine) - min(span[0] for span in mine) if mine else 0.0
+                machines = found.setdefault(node, {})
+                machines[machine] = machines.pop(machine, 0.0) + seconds  # the last one is that of the last attempt
+        return found
 
     def with_hosts(self, text: str) -> str:
         """Add the machines of the nodes and processes that a sentence names, each once, as `algo-2-9 (gpu02)`."""
@@ -794,6 +819,11 @@ def measure_job(  # most are optional parts
         ending=ending,
         between_attempts=between_attempts(_lifetimes(ranks, everything), system, start, end) if edges else 0.0,
     )
+
+
+def _began(one: Mapping[str, Any]) -> float:
+    """Return when the process of a metadata record began, seconds since the epoch; 0 if unknown."""
+    return min((span[0] for span in _lifetimes((), (one,))), default=0.0)
 
 
 def _lifetimes(ranks: Sequence[Rank], metadata: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:

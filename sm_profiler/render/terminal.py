@@ -60,7 +60,11 @@ def terminal_summary(
         again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
-        last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
+        where = [f"{node} on {', then '.join(some)}" for node, some in report.metrics.machines.items() if len(some) > 1]
+        moved = f"; {'; '.join(where[:3])}" if where else ""
+        last += _wrap(
+            printable(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}{moved}"), width
+        )
     for alarm in (
         report.damage_alarm,
         None if stopped else report.left_out_alarm,

@@ -26,7 +26,6 @@ from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, STOPPED, UNKNOWN
 from sm_profiler.identity import MACHINE, machine_of
 from sm_profiler.metrics import hang
-from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.ends import FAILED, JobEnd, RankEnd, StoredEnd
 from sm_profiler.metrics.job_metrics import Rank as RankMetrics
 from sm_profiler.metrics.startup import Billed, billed_time, repeated_work, start_parts
@@ -111,7 +110,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         name: `algo-1-0`.
         label: what texts for people call it, such as `rank 0`; empty: its name.
         node: `algo-1`.
-        host: machine that it ran on: its name in the cluster, its EC2 instance or one of its GPUs; empty if unknown.
+        host: machine that it ran on, at last: its name in the cluster, its EC2 instance or one of its GPUs; empty if unknown.
         train_steps, eval_steps: numbers of its steps.
         judged_steps: of a long job: number of steps from which medians, percentiles and periods come; sums are those of all.
         loop_s: length of its loop.
@@ -160,7 +159,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         instance_type: null if unknown.
         identity: user, account, job, job_id, queue, namespace, pod and host as Slurm, Kubernetes or the job's variables name
             them, and a pod's labels as label:NAME; what all processes agree on, or without steps all nodes.
-        hosts: node → its machine, the same in all of its jobs: its name in the cluster, or an id.
+        hosts: node → its machine, the same in all of its jobs: its name in the cluster, or an id. Of a job that was
+            requeued, that of the last attempt.
+        moved: only of nodes whose attempts ran on several machines: node → machine → seconds, the last one last.
         gpus: use of its GPUs.
         cpu_cores: node → number of cores.
         initialization_s: time before the loop.
@@ -186,6 +187,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str | None
     identity: dict[str, str] = {}
     hosts: dict[str, str] = {}
+    moved: dict[str, dict[str, float]] = {}
     gpus: tuple[Gpu, ...]
     cpu_cores: dict[str, int]
     initialization_s: float | None
@@ -499,11 +501,13 @@ def _job(report: Report) -> Job:
     metrics = report.metrics
     types, billed = metrics.node_types, billed_time(metrics.description)
     ends = {rank.name: end_of(rank) for rank in metrics.ending.ranks}
-    machines = {
-        process_name(each): machine_of(each.get("identity") or {}, str(each.get("host") or ""))
-        for each in metrics.metadata
+    machines = metrics.machines
+    hosts = {
+        node: name
+        for node, owner in metrics.system.owners.items()
+        if (name := machine_of(owner, owner.get(MACHINE, "")))
     }
-    owners = metrics.system.owners.items()
+    hosts |= {node: list(some)[-1] for node, some in machines.items()}
     labels = process_labels(metrics)
     return Job(
         name=metrics.name,
@@ -515,7 +519,12 @@ def _job(report: Report) -> Job:
         nodes=tuple(metrics.nodes),
         instance_type=metrics.instance_type,
         identity=metrics.identity,
-        hosts={node: name for node, owner in owners if (name := machine_of(owner, owner.get(MACHINE, "")))},
+        hosts=hosts,
+        moved={
+            node: {machine: round(seconds, 3) for machine, seconds in some.items()}
+            for node, some in machines.items()
+            if len(some) > 1
+        },
         gpus=tuple(Gpu(**{name: getattr(gpu, name) for name in Gpu.__struct_fields__}) for gpu in metrics.gpus),
         cpu_cores=metrics.system.cores,
         initialization_s=_number(metrics.initialization),
@@ -527,7 +536,7 @@ def _job(report: Report) -> Job:
             metric: _number(metrics.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
         },
         ranks=tuple(
-            _rank(rank, labels.get(rank.name, ""), machines.get(rank.name, ""), ends.get(rank.name))
+            _rank(rank, labels.get(rank.name, ""), hosts.get(rank.node, ""), ends.get(rank.name))
             for rank in metrics.ranks
         ),
         startup=tuple(

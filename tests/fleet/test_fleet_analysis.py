@@ -454,3 +454,28 @@ def test_time_of_a_machine_that_several_jobs_have_is_counted_more_than_once():
     both = priced(report_json("two nodes", duration=HOUR, hosts=("gpu-1", "gpu-1")))
     assert shared_machines([both]) == (0.0, ())
     assert shared_machines([priced(report_json("x"), description("x")), priced(report_json("y"))]) == (0.0, ())
+
+
+def test_a_job_on_several_machines_belongs_to_each_by_its_part():
+    """Two nodes, of which one was requeued elsewhere for a quarter of its time; all of it was on "2 machines"."""
+    report = report_json("a", finding("INPUT_BOUND", 0.4 * HOUR), hosts=("gpu-1", "gpu-3"))
+    report["job"]["moved"] = {"algo-2": {"gpu-2": 0.75 * HOUR, "gpu-3": 0.25 * HOUR}}
+    job, other = priced(report), priced(report_json("b", hosts=("gpu-2",)))
+    fleet = assemble([job, other], group_by=("host",))
+    hours = {group.value: group.sums.instance_hours for group in fleet.groups}
+    assert hours == {"gpu-1": pytest.approx(1.0), "gpu-2": pytest.approx(1.75), "gpu-3": pytest.approx(0.25)}
+    assert sum(group.sums.lost_usd for group in fleet.groups) == pytest.approx(fleet.totals.lost_usd)
+    assert sum(group.sums.bill_usd for group in fleet.groups) == pytest.approx(fleet.totals.bill_usd)
+    assert {job.name: job.groups["host"] for job in fleet.jobs} == {"a": "gpu-1, gpu-2, gpu-3", "b": "gpu-2"}
+
+
+def test_the_first_cause_is_that_of_the_report():
+    """The report leads with the surest saving; the fleet had sorted by the probable one, and advised another repair."""
+    also = [finding("OPTIMIZER_BOUND", 900.0)]
+    job = priced(report_json("a", finding("INPUT_BOUND", 600.0), also))
+    assert [loss.cause for loss in job.losses] == ["INPUT_BOUND", "OPTIMIZER_BOUND"]
+    assert assemble([job]).top[0].cause == "INPUT_BOUND"
+    report = report_json("b", finding("INPUT_BOUND", 600.0), also)
+    for down, place in ((700.0, 0), (500.0, 2)):
+        report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": down}
+        assert [loss.cause for loss in priced(report).losses].index("INTERRUPTED") == place

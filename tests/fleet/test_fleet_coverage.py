@@ -322,3 +322,20 @@ def test_sentences_call_a_rank_what_its_page_calls_it():
     row = row_of(read_report(json.dumps(stored).encode()), {}, FleetJob("job"))
     assert (row.headline, row.next_step) == ("Rank 1 delays the others.", "Look at rank 1.")
     assert {loss.headline for loss in row.losses} == {"Rank 1 delays the others."}
+
+
+def test_headline_and_limit_have_the_same_coverage_if_a_bill_is_unknown():
+    """It was "90 % of $1.23" beside a limit that found 0.1 %: a job in the scheduler's list has hours and no bill."""
+    listed = FleetJob("slurm-7", listed_only=True, status="Failed", billable_s=38 * 3600.0)
+    fleet = assemble([judged("a"), judged("b"), listed])
+    (limit,) = conditions_of("coverage<80%")
+    assert limit.broken_by(fleet.totals) == "5 %"
+    assert "Judged: 5 % of 40.0 h of machine time, 2 of 3 jobs." in summary(fleet)
+    assert "Judged: 5 % of 40.0 h of machine time, 2 of 3 jobs." in unescape(render_html(fleet))
+    assert not limit.unknown_for(fleet.totals)
+
+
+def test_a_part_of_few_minutes_is_not_the_whole():
+    """It read "1 min of 1 min of machine time was wasted (81 %)"."""
+    job = FleetJob("a", judged="report", verdict="X", billable_s=84, lost_s=68.0)
+    assert "1.1 min of 1.4 min of machine time was wasted (81 %)" in unescape(render_html(assemble([job])))

@@ -9,7 +9,7 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.scheduler import read_listed
 from sm_profiler.fleet.wording import result
-from tests.support.fleets import START_S, report_json
+from tests.support.fleets import START_S, finding, report_json
 
 LIST = """JobIDRaw|JobName|User|Account|State|Start|Elapsed|NNodes
 1001|bert|anna|nlp|COMPLETED|2026-09-21T14:00:00|01:00:00|1
@@ -68,3 +68,23 @@ def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_pat
     assert "folders show no others" not in capsys.readouterr().err
     assert "No profile" in (tmp_path / "out" / "fleet.html").read_text()
     assert main([*command, "--jobs", str(tmp_path / "none")]) == 2
+
+
+def test_a_job_that_slurm_ended_for_its_memory_has_that_as_its_end(tmp_path):
+    """It was "Failed" with the advice to save checkpoints; what its memory holds is in its report."""
+    grows = finding("MEMORY_GROWTH", headline="Its memory grows, most of all list keep.", next_step="Look for tensors.")
+    for number, end in (("1001", "killed"), ("1002", "unknown"), ("1003", "out_of_memory")):
+        folder = tmp_path / f"slurm-{number}"
+        folder.mkdir()
+        report = report_json(folder.name, grows if number != "1001" else None, start=START_S + int(number))
+        report["end"] = {"state": end, "exit_code": None, "error": "", "where": "", "step": 9}
+        (folder / "report.json").write_text(json.dumps(report))
+    states = "".join(f"{number}|OUT_OF_MEMORY|01:00:00\n" for number in (1001, 1002, 1003, 1004))
+    fleet = build_fleet([str(tmp_path)], listed=read_listed(f"JobIDRaw|State|Elapsed\n{states}"), progress=False)
+    rows = {job.name: job for job in fleet.jobs}
+    assert all(job.status == "Failed" and job.failure.startswith("Out of memory.") for job in fleet.jobs)
+    assert "the job needs less of it" in rows["slurm-1001"].losses[0].next_step
+    assert [rows[f"slurm-{number}"].losses[0].next_step for number in (1002, 1003)] == ["Look for tensors."] * 2
+    assert "list keep" in rows["slurm-1002"].failure
+    assert "list keep" in rows["slurm-1003"].failure
+    assert fleet.totals.failed == 4

@@ -14,7 +14,7 @@ import yaml
 from moto.server import ThreadedMotoServer
 
 from sm_profiler.config import load_profile
-from sm_profiler.container import read_resources
+from sm_profiler.container import expanded, read_resources
 from sm_profiler.monitor.agent import TERM_SECONDS
 from sm_profiler.settings import ACCOUNT, DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, USER, misspelt
 
@@ -314,6 +314,16 @@ def test_the_task_prolog_profiles_each_job_that_does_not_opt_out(tmp_path, own, 
     assert not misspelt(exported())
 
 
+def test_a_shared_folder_is_a_whole_configuration():
+    text = (MANIFESTS / "shared-folder.json").read_text()
+    assert text in (ROOT / "docs/elsewhere/slurm.md").read_text()
+    profile = load_profile(text)
+    assert profile.hook_on
+    assert not profile.problems
+    assert not profile.s3_output_path
+    assert expanded(profile.local_path, job="slurm-7", user="anna") == "/shared/profiles/anna/slurm-7"
+
+
 def test_the_pytorchjob_is_valid_and_its_containers_profile():
     manifest = yaml.safe_load((MANIFESTS / "pytorchjob.yaml").read_text())
     jsonschema.validate(manifest, PYTORCH_JOB)
@@ -445,6 +455,9 @@ def test_a_policy_profiles_all_pods_of_a_namespace():
     assert f'["{Path(values["SM_PROFILER_CONFIG"]).parent}"]' in applied
     assert not misspelt(values)
     local = json.loads(configuration()[values["SM_PROFILER_CONFIG"]])["ProfilingParameters"]["LocalPath"]
+    assert "terminationGracePeriodSeconds: variables.grace" in applied
+    (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", (MANIFESTS / "jobset.yaml").read_text())
+    assert f"? {grace} :" in written["grace"]
     assert f'["{local}"]' in applied  # a volume with a limit, not the container's own layer
     assert DELETE_UPLOADED.read(values) is True
     assert 2 * LOCAL_MAX.read(values) <= bytes_of(re.search(r'sizeLimit: "(\w+)"', applied)[1])

@@ -579,8 +579,9 @@ def test_examples_keep_jobs_apart():
     for expression in [*alerts.values(), *panels]:
         assert expression.count("(") == expression.count(")")
         assert "node" not in expression
-    for expression in alerts.values():
-        assert re.match(r"(sum|avg|max) by \(training_job, ", expression), expression
+    for name, expression in alerts.items():  # a target that is down has an address only
+        by = "instance" if name == "TrainingNotAnswering" else "training_job"
+        assert re.match(rf"(sum|avg|max) by \({by}, ", expression), expression
     for expression in panels:
         assert " or " not in expression  # which drops series whose labels its left side has, too
         metrics = len(re.findall(r"\b(?:hw|system|sm_profiler)_[a-z_]+", expression))
@@ -617,3 +618,13 @@ def test_the_alert_of_a_hang_names_a_rank_if_there_is_one():
     rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
     (hangs,) = (rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == "TrainingHangs")
     assert hangs["annotations"]["summary"].startswith("{{ if $labels.rank }}Rank {{ $labels.rank }} of {{ end }}")
+
+
+def test_alerts_page_for_what_cannot_go_on():
+    """A hang paged at once, each long evaluation did, and a lost node never."""
+    rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
+    alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
+    critical = {name for name, rule in alerts.items() if rule["labels"]["severity"] == "critical"}
+    assert critical == {"TrainingHangs", "TrainingLostNode"}
+    assert all(rule["for"] for rule in alerts.values())
+    assert "up{" in alerts["TrainingNotAnswering"]["expr"]

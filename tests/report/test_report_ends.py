@@ -7,6 +7,8 @@ import pytest
 
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.job import _until
 from sm_profiler.exporters.destination import message_of
 from sm_profiler.metrics.ends import EndFacts, RankEnd, StoredEnd, end_of, unrecorded_ranks
 from sm_profiler.render.flame import part_of
@@ -29,6 +31,15 @@ def record(rank, end=None, at=None, step=None, error="", *, start=1.0, **more): 
     found |= {"end_us": (START_S + at) * 1e6} if at is not None else {}
     found |= {"end_step": step} if step is not None else {}
     return found | ({"end_error": error} if error else {}) | more
+
+
+NOT_ALLOCATED = (
+    "MemoryError",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.",
+)
 
 
 def of_run(state, code=None):
@@ -60,6 +71,8 @@ def test_a_crash_comes_first_and_the_speed_below():
         (of_run("crashed", 139), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGSEGV after at least 9 training steps."),
         (of_run("killed", 137), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "killed", "The script was killed after at least 9 training steps."),
         (of_run("out_of_memory", 137), [], "out_of_memory", "The script ran out of memory: the kernel killed it."),
+        *((of_run("crashed", 1), [RankEnd("algo-1-0", "crashed", error=error, step=9, place="train.py:5")], "out_of_memory", f"The script ran out of memory after 9 training steps: {error} (train.py:5)") for error in NOT_ALLOCATED),
+        (of_run("crashed", 1), [RankEnd("algo-1-0", "crashed", error="KeyError: memory", step=9)], "crashed", "The script ended with exit code 1 after 9 training steps: KeyError: memory"),
         (of_run("stopped", 130), [RankEnd("algo-1-0", "stopped", error="KeyboardInterrupt", step=1)], "stopped", "The script was stopped after 1 training step by Ctrl-C."),
         (of_run("running"), [RankEnd("algo-1-0", step=9)], "running", "The job is still running: this is the verdict so far, after 9 training steps."),
         (of_run("unknown"), [RankEnd("algo-1-0", step=9)], "unknown", ""),  # `sm-profiler run` itself was killed
@@ -437,3 +450,10 @@ def test_a_process_that_goes_on_keeps_an_attempt_open():
     going, third = (record(rank, process_us=(START_S + at) * 1e6) for rank, at in ((1, 1.0), (2, 50.0)))
     report = report_from(training(100, at=60.0), metadata=(first, going, third), facts=EndFacts())
     assert report.metrics.ending.error == "ValueError: x"
+
+
+@pytest.mark.parametrize(("state", "said"), [("running", True), ("crashed", False), ("completed", False)])
+def test_memory_will_be_full_only_in_a_job_that_goes_on(state, said):
+    """The report of one that had run out of memory had it."""
+    metrics = metrics_of(training(100), facts=of_run(state))
+    assert ("memory is full in" in _until(Case(metrics, {}), 119.0)) is said

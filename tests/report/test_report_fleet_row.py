@@ -13,7 +13,7 @@ from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.write import to_json
-from tests.support.reports import metrics_of, training
+from tests.support.reports import START_S, metrics_of, training
 
 
 def row(metrics):
@@ -69,3 +69,22 @@ def test_the_slow_machine_of_a_job_is_named():
     assert found.losses[0].cause == "STRAGGLER"
     assert 0 < found.lost_s <= found.billable_s
     assert found.step_ms == pytest.approx(12.2, rel=0.05)
+
+
+def test_a_requeued_job_keeps_the_machines_of_all_attempts():
+    """It was charged to its first machine, which its process kept, and the job's node had the last."""
+    rows = training(100, node="algo-1-1")
+    start, end = ((START_S + seconds) * 1e6 for seconds in (rows[0][2], rows[-1][2] + rows[-1][3]))
+    records = tuple(
+        {"node": "algo-1", "pid": pid, "start_us": begin, "end_us": until, "version": "1", "identity": {"host": host}}
+        for pid, host, begin, until in (
+            (1, "gpu01", start, end),
+            (2, "gpu02", end + 60e6, end + 60e6 + (end - start) / 3),
+        )
+    )
+    metrics = metrics_of(rows, metadata=records)
+    report = read_report(to_json(report_of(metrics, decide(Case(metrics, {})), {})).encode())
+    assert report.job.hosts == {"algo-1": "gpu02"}
+    assert [rank.host for rank in report.job.ranks] == ["gpu02"]
+    assert list(report.job.moved["algo-1"]) == ["gpu01", "gpu02"]
+    assert row(metrics).machines == {"gpu01": pytest.approx(0.75, abs=0.01), "gpu02": pytest.approx(0.25, abs=0.01)}

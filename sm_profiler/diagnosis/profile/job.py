@@ -409,7 +409,7 @@ def _process_memory(case: Case) -> Found | None:
     words = {
         "rate": size(rate),
         "error": size(growth.error * 60),
-        "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
+        "until": _until(case, left),
         "container": FRAGMENTS["grows_most"].format(container=container) if container else "",
     }
     fatal = left is not None and left < limits.SHORT_RUN_S
@@ -422,6 +422,11 @@ def _process_memory(case: Case) -> Found | None:
         "memory varies much" if not clear else "" if fatal else "it may be a buffer, which will be full",
         _growing_lines(objects),
     )
+
+
+def _until(case: Case, left: float | None) -> str:
+    """Return when memory will be full, as a part of a sentence; "" for a job that has ended."""
+    return FRAGMENTS["full_in"].format(time=duration(left)) if left and case.metrics.running else ""
 
 
 def _grows(
@@ -517,7 +522,7 @@ def _gpu_memory(case: Case) -> Found | None:
         name = "GPU memory gained in the loop"
         gained = Evidence(name, round(growth.gained, 1), limits.GPU_GROWTH, f"{node} {device}", "percent")
         return _in_percent(
-            "memory_of_gpu", f"{device} on {node}", growth, gained,
+            case, "memory_of_gpu", f"{device} on {node}", growth, gained,
             "" if growth.gained >= limits.CLEARLY * limits.GPU_GROWTH else "memory varies much",
         )  # fmt: skip
     return None
@@ -533,7 +538,7 @@ def _host_memory(case: Case) -> Found | None:
             continue
         name = "memory gained in the loop"
         gained = Evidence(name, round(growth.gained, 1), 100 * limits.FLOOR, node, "percent")
-        return _in_percent("memory_of_node", node, growth, gained, "other processes of the node may grow")
+        return _in_percent(case, "memory_of_node", node, growth, gained, "other processes of the node may grow")
     return None
 
 
@@ -552,7 +557,7 @@ def _grown_by_others(case: Case, node: str, growth: Growth) -> bool:
     return gained < limits.MAJORITY * growth.gained
 
 
-def _in_percent(advice: str, holder: str, growth: Growth, gained: Evidence, doubt: str) -> Found:
+def _in_percent(case: Case, advice: str, holder: str, growth: Growth, gained: Evidence, doubt: str) -> Found:
     """Return the finding for memory measured in percent."""
     left, where = max(100 - growth.end, 0.0) / growth.slope, gained.where
     evidence = (
@@ -560,7 +565,7 @@ def _in_percent(advice: str, holder: str, growth: Growth, gained: Evidence, doub
         Evidence("growth per minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), where, "percent", "±"),
         Evidence("time to exhaustion", round(left), None, where, "s"),
     )
-    words = {"holder": holder, "rate": f"{growth.slope * 60:.2g}", "left": duration(left)}
+    words = {"holder": holder, "rate": f"{growth.slope * 60:.2g}", "until": _until(case, left)}
     return attrs.evolve(_grows("memory_in_percent", words, evidence, left, doubt), advice=advice)
 
 
