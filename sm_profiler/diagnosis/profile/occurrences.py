@@ -143,9 +143,9 @@ class Calls(Generic[Call]):
     def grows(self) -> tuple[float, float] | None:
         """The usual seconds of a call at first and at last, if calls take longer and longer; else None."""
         each = np.array([one.seconds / max(one.calls, 1) for one in sorted(self.records, key=lambda one: one.start)])
-        if len(each) < 2 * limits.SAMPLES:
+        if len(each) < limits.REPEATS * limits.SAMPLES:
             return None
-        parts = [float(np.median(part)) for part in np.array_split(each, 4)]
+        parts = [float(np.median(part)) for part in np.array_split(each, limits.REPEATS)]
         steady = all(before < after for before, after in pairwise(parts))
         return (parts[0], parts[-1]) if steady and parts[-1] >= limits.SURELY * parts[0] else None
 

@@ -89,9 +89,12 @@ def _of_calls(rank: Rank, case: Case) -> bool:
 
 
 def _learn(rank: Rank, case: Case) -> bool:
-    """Return whether what makes long steps long is learning: passes and updates that an algorithm does now and then."""
-    if rank.stalls.where != parts.UNKNOWN:
-        return rank.stalls.where in LEARNING
+    """Return whether what makes long steps long is learning: passes and updates that an algorithm does now and then.
+
+    Samples have to show it.
+    """
+    if rank.stalls.where not in {parts.UNKNOWN, *LEARNING}:
+        return False
     seen = [one for one in case.metrics.samples.stacks if one.process == rank.name and one.long]
     spent = sum(one.seconds for one in seen if {one.phase, case.seen.activity(one)} & LEARNING)
     return spent > limits.MAJORITY * sum(one.seconds for one in seen)
