@@ -103,7 +103,7 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
         mood=facts.mood if finding is None else _mood(finding),
-        headline=facts.headline if finding is None else f"{end} {finding.headline}".lstrip(),
+        headline=facts.headline if finding is None else f"{end.rstrip('.')}. {finding.headline}".removeprefix(". "),
         user=facts.user or found.owner.user, hosts=tuple(dict.fromkeys((*facts.hosts, *found.owner.hosts))),
         job=facts.job or found.owner.job, is_judged=facts.is_judged, cost=facts.cost, lost=facts.lost,
         usd=facts.usd, machine_hours=facts.machine_hours, changed=found.changed,

@@ -517,22 +517,6 @@ class SeenCode:
         """Functions that run forward passes: a closure, or the step of a trainer's module."""
         return _functions(one for one in self.samples.stacks if one.phase == "forward")
 
-    def part_called(self, process: str, phase: str) -> float:
-        """Return the part of a phase in which libraries call functions of the script."""
-        whole, called = self._in_calling.get((process, phase), (0.0, 0.0))
-        return called / whole if whole > 0 else 0.0
-
-    @cached_property
-    def _in_calling(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Process and phase → seconds of all samples, and of those in which libraries call functions of the script."""
-        found: dict[tuple[str, str], tuple[float, float]] = {}
-        for one in self.samples.stacks:
-            if one.phase in _CALLING:
-                whole, called = found.get((one.process, one.phase), (0.0, 0.0))
-                more = one.seconds if self.called(one) is not None else 0.0
-                found[one.process, one.phase] = whole + one.seconds, called + more
-        return found
-
     def activity(self, one: Sampled) -> str:
         """Return the activity of the loop that a stack shows; "" if it shows none.
 
