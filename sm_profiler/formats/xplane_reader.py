@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import attrs
@@ -506,6 +507,7 @@ class XplaneTrace:
     programs: Mapping[int, bytes]
     errors: tuple[str, ...] = ()
 
+    @cached_property
     def origins(self) -> Origins:
         """Return what each event ran comes from: by the event itself, or by its compiled program."""
         events = self.events

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Mask, Numbering
+from sm_profiler.formats.columns import Floats, Ints, Mask, Numbering
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.recorded import CompiledStack, CompiledWork, Frame
 from sm_profiler.formats.trace_writer import TraceEvent
@@ -109,8 +109,8 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
         framework: whose profiler recorded it.
     """
     base_us = _base_us(trace, steps)
-    chosen = np.flatnonzero(is_operator(trace) & is_of_the_steps(trace, steps))
-    origins = trace.origins()
+    chosen = _rows(trace, steps)
+    origins, calls = trace.origins, _script_calls(trace)
     events = trace.events[chosen]
     start_us = base_us + np.floor(events.start_ns / 1000).astype(np.int64)
     place = np.searchsorted(np.array([start for _, start in steps]), start_us, side="right") - 1
@@ -129,7 +129,7 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
             args["op_name"] = origin.name
         if part := _phase_of(origin, str(name), framework):
             args["phase"] = part
-        if traced := _script_calls(origin):
+        if traced := calls[origins.codes[chosen[row]]]:
             args["line"] = f"{traced[-1][0]}:{traced[-1][1]}"
         if number >= 0:
             args["step_num"] = int(number)
@@ -155,17 +155,26 @@ def _phase_of(origin: Origin, name: str, framework: str) -> str:
     return phase_of(known, tensorflow=framework == "tensorflow")
 
 
-def _script_calls(origin: Origin) -> list[Frame]:
-    """Return the script's calls that an operation comes from, the outermost first.
+def _script_calls(trace: XplaneTrace) -> list[tuple[Frame, ...]]:
+    """Return the script's calls that each of the trace's origins comes from, the outermost first.
 
     XLA repeats those of a function that it has inlined.
     """
-    calls = [
-        (shown_file(file), line, name.rpartition(_INNER)[2])
-        for file, line, name in reversed(origin.calls)
-        if file and not is_library(file)
+    return [
+        tuple(
+            dict.fromkeys(
+                (shown_file(file), line, name.rpartition(_INNER)[2])
+                for file, line, name in reversed(origin.calls)
+                if file and not is_library(file)
+            )
+        )
+        for origin in trace.origins.values
     ]
-    return list(dict.fromkeys(calls))
+
+
+def _rows(trace: XplaneTrace, steps: list[tuple[int, int]]) -> Ints:
+    """Return the numbers of the events that are operators of the steps."""
+    return np.flatnonzero(is_operator(trace) & is_of_the_steps(trace, steps))
 
 
 def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: str = "") -> CompiledWork | None:
@@ -173,10 +182,10 @@ def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: s
 
     Every thread counts: an operation that several of them compute takes so many times as long.
     """
-    chosen = np.flatnonzero(is_operator(trace) & is_of_the_steps(trace, steps))
+    chosen = _rows(trace, steps)
     if not len(chosen):
         return None
-    events, origins = trace.events[chosen], trace.origins()
+    events, origins, calls = trace.events[chosen], trace.origins, _script_calls(trace)
     kinds = Numbering()
     names = events.name.decode()
     phases = np.array([kinds[_phase_of(origins.of(row), names[at], framework)] for at, row in enumerate(chosen)])
@@ -189,7 +198,7 @@ def compiled_work(trace: XplaneTrace, steps: list[tuple[int, int]], framework: s
     spent = Counter[tuple[tuple[Frame, ...], str, bool]]()
     for at in np.flatnonzero(learns):
         origin = origins.of(chosen[at])
-        if frames := tuple(_script_calls(origin)):
+        if frames := calls[origins.codes[chosen[at]]]:
             spent[frames, origin.name.rpartition("/")[2], bool(updates[at])] += own[at]
     stacks = tuple(
         CompiledStack(

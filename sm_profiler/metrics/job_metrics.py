@@ -273,15 +273,16 @@ class JobMetrics:
         """
         sampled = Counter[tuple[str, str]]()
         for one in self.samples.stacks:
-            sampled[one.process, _part_of(one)] += one.seconds  # type: ignore[assignment] # counts of time
+            sampled[one.process, one.part] += one.seconds  # type: ignore[assignment] # counts of time
         timed = {
             (rank.name, part): sum(rank.seconds[key] for key in keys)
             for rank in self.ranks
+            if not rank.on_device  # whose parts are the GPU's time, and the samples the host's
             for part, keys in _SAMPLED_PARTS.items()
         }
         factors = {key: timed[key] / spent for key, spent in sampled.items() if spent > 0 and timed.get(key)}
         scaled = (
-            attrs.evolve(one, seconds=one.seconds * factors.get((one.process, _part_of(one)), 1.0))
+            attrs.evolve(one, seconds=one.seconds * factors.get((one.process, one.part), 1.0))
             for one in self.samples.stacks
         )
         return attrs.evolve(self.samples, stacks=tuple(sorted(scaled, key=lambda one: -one.seconds)))
@@ -654,16 +655,11 @@ def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-_OUTSIDE = "outside"
 # Parts of a loop that are timed and sampled, each with its keys in the sums of a rank.
 _SAMPLED_PARTS = {
-    _OUTSIDE: ("outside", "between"),
+    "outside": ("outside", "between"),
     **{key: (key,) for key in ("wait", "forward", "backward", "optimizer", "compiled", "evaluation")},
 }
-
-
-def _part_of(one: Sampled) -> str:
-    return _OUTSIDE if one.phase == "between" else one.phase
 
 
 def _padding(metadata: tuple[dict[str, Any], ...]) -> tuple[float, float] | None:

@@ -57,6 +57,15 @@ class Sampled:
     seconds: float
     count: int
 
+    @property
+    def part(self) -> str:
+        """Phase as a part of the loop.
+
+        A step whose phases are not recorded ends for the sampler with the next fetch, so what it saw between the phases of
+        such steps may lie after the last.
+        """
+        return "outside" if self.phase == "between" else self.phase
+
 
 class _Args(msgspec.Struct):
     """Arguments of an event."""

@@ -106,7 +106,7 @@ def graphs(samples: Samples, inside: Samples | None = None) -> list[Graph]:
     """Return the graphs of the phases that take time, in the order of a step, and of what compiled functions do."""
     by_phase: dict[str, list[Sampled]] = {}
     for stack in samples.stacks:
-        by_phase.setdefault(_phase(stack), []).append(stack)
+        by_phase.setdefault(stack.part, []).append(stack)
     whole = sum(stack.seconds for stack in samples.stacks)
     sums = {phase: sum(stack.seconds for stack in stacks) for phase, stacks in by_phase.items()}
     chosen = sorted((phase for phase in sums if sums[phase] > MIN_PHASE * whole), key=lambda phase: -sums[phase])
@@ -135,15 +135,6 @@ def _graph(phase: str, stacks: Sequence[Sampled], samples: Samples) -> Graph:
     if missing > MIN_WIDTH:
         note += f"; {percent(missing)} of the time belongs to no line"
     return Graph(phase, title, root.seconds, drawing, tuple(_rows(stacks, samples)), note and f"{note}.")
-
-
-def _phase(stack: Sampled) -> str:
-    """Return the phase under which a stack is shown.
-
-    A step whose phases are not recorded ends for the sampler with the next fetch, so what it saw between the phases of such
-    steps may lie after the last.
-    """
-    return "outside" if stack.phase == "between" else stack.phase
 
 
 def _title(phase: str) -> str:
@@ -215,7 +206,7 @@ def to_speedscope(samples: Samples, name: str) -> dict[str, Any]:
     frames: dict[tuple[str, str, int], int] = {}
     by_profile: dict[tuple[str, str], list[Sampled]] = {}
     for stack in samples.stacks:
-        by_profile.setdefault((stack.process, _phase(stack)), []).append(stack)
+        by_profile.setdefault((stack.process, stack.part), []).append(stack)
     profiles = []
     for (process, phase), stacks in sorted(by_profile.items()):
         rows, weights = [], []

@@ -53,7 +53,7 @@ def test_reads_what_the_profilers_own_reader_reads(name):
 )
 def test_compiled_operations_have_the_frameworks_names(name, origins):
     trace, _ = read_xplane(sample(name))
-    assert origins <= {origin.name for origin in trace.origins().values}
+    assert origins <= {origin.name for origin in trace.origins.values}
 
 
 def test_times_since_the_epoch_and_since_the_start_are_both_understood():
@@ -74,7 +74,7 @@ def test_what_ran_on_a_device_has_its_number_and_the_frameworks_name(refer):
     trace, outcome = read_xplane(space(device))
     assert outcome.status == "read"
     assert trace.lines[0].device == 1
-    assert trace.origins().of(0).name == "jit(f)/dot"
+    assert trace.origins.of(0).name == "jit(f)/dot"
     assert (trace.events.hlo_module.decode()[0], trace.events.program[0]) == ("jit_f", 3)
 
 
@@ -86,7 +86,7 @@ def test_an_operation_is_looked_up_in_its_program_and_else_in_its_module():
         Plane("/host:metadata").program("jit_g(9)", first).program("jit_f(4)", program("jit_f", {"dot": "jit(f)/dot"}))
     )
     trace, _ = read_xplane(space(host, programs))
-    assert [trace.origins().of(row).name for row in range(2)] == ["jit(f)/dot", ""]
+    assert [trace.origins.of(row).name for row in range(2)] == ["jit(f)/dot", ""]
 
 
 def test_a_damaged_program_gives_the_names_before_the_damage():
@@ -245,7 +245,7 @@ def test_damage_in_every_length_is_survived():
     for at in range(len(data)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             trace, outcome = read_xplane(data[:at] + bytes([value]) + data[at + 1 :])
-            trace.origins()
+            assert len(trace.origins.codes) == len(trace.events)
             assert len(trace.events) <= len(data) / 2
             assert "\n" not in outcome.reason
 
@@ -265,7 +265,7 @@ def test_many_planes_and_programs_are_read_in_proportion():
         plane.program(f"program {at}", program("jit_f", {"dot": f"jit(f)/dot {at}"}))
     trace, outcome = read_xplane(space(plane, *many))
     assert (len(trace.events), outcome.status) == (1_001, "read")
-    assert trace.origins().of(0).name == "jit(f)/dot 0"
+    assert trace.origins.of(0).name == "jit(f)/dot 0"
 
 
 def test_times_that_cannot_be_are_dropped():
@@ -288,7 +288,7 @@ def test_no_damage_raises(seed, name):
     trace, outcome = read_xplane(bytes(data))
     assert outcome.status in {"read", "repaired", "refused"}
     assert np.isfinite(trace.events.start_ns).all()
-    trace.origins()
+    assert len(trace.origins.codes) == len(trace.events)
 
 
 def test_an_event_with_very_many_arguments_takes_no_longer_than_its_bytes():

@@ -113,8 +113,7 @@ def saving(case: Case) -> Found | None:
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
     words = {
-        "stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around, "grows": _grown(most),
-        "anew": FRAGMENTS["grows_anew"] if most.grows else "",
+        "stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around, **_growth(most),
     }  # fmt: skip
     advice = "saving_text" if _TEXT.match(most.name) else "saving"
     return Found("saving", words, tuple(evidence), share, advice, partial(activity, case, SAVING), where=lines)
@@ -123,12 +122,15 @@ def saving(case: Case) -> Found | None:
 _TEXT = re.compile(r"^(json|yaml|csv)\b|\bto_(csv|json)$")  # functions that write text
 
 
-def _grown(calls: Calls[Any]) -> str:
-    """Return by how much calls take longer and longer, which a longer training will notice more; "" if they do not."""
-    if calls.grows is None:
-        return ""
-    first, last = calls.grows
-    return FRAGMENTS["grows"].format(name=calls.name, first=duration(first), last=duration(last))
+def _growth(calls: Calls[Any]) -> dict[str, str]:
+    """Return the words about calls that take longer and longer, which a longer training will notice more; else empty ones."""
+    if (grows := calls.grows) is None:
+        return {"grows": "", "anew": ""}
+    first, last = map(duration, grows)
+    return {
+        "grows": FRAGMENTS["grows"].format(name=calls.name, first=first, last=last),
+        "anew": FRAGMENTS["grows_anew"],
+    }
 
 
 def _stop(calls: Calls[Save]) -> str:
@@ -159,8 +161,7 @@ def logging(case: Case) -> Found | None:
         "calls": f"{spent.calls:,}",
         "each": duration(each),
         "rest": FRAGMENTS["logging_rest"].format(share=percent(rest)) if rest >= limits.FLOOR else "",
-        "grows": _grown(most),
-        "anew": FRAGMENTS["grows_anew"] if most.grows else "",
+        **_growth(most),
     }
     evidence = (
         Evidence("time in the training loop spent logging", round(share, 4), unit="share"),
@@ -221,8 +222,7 @@ def _callbacks(case: Case) -> Found | None:
         "event": event,
         "each": duration(each),
         "less": _less(name, event),
-        "grows": _grown(own),
-        "anew": FRAGMENTS["grows_anew"] if own.grows else "",
+        **_growth(own),
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(

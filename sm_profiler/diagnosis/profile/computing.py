@@ -28,6 +28,7 @@ from sm_profiler.diagnosis.profile.ledger import (
 )
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
+    STEPS,
     WORKER,
     Lines,
     error_of_part,
@@ -307,11 +308,10 @@ def double_precision(case: Case) -> Found | None:
     """Find a model of numbers of 64 bits, as arrays of numpy are unless they are converted."""
     if case.metrics.dtype != DOUBLE:
         return None
-    passes = ("forward", "backward", "optimizer", "compiled")
-    share = case.share_of(*passes)
+    share = case.share_of(*STEPS)
     return Found(
         "double_precision", {"share": percent(share)}, (Evidence("time in passes and updates", round(share, 4), unit="share"),), share,
-        saves=lambda loop: Saving.of_scenarios([loop.usual(*passes) * part for part in limits.KERNELS_SAVED["DOUBLE_PRECISION"]], passes),
+        saves=lambda loop: Saving.of_scenarios([loop.usual(*STEPS) * part for part in limits.KERNELS_SAVED["DOUBLE_PRECISION"]], STEPS),
         doubt="the training may need it", where=lines_of_phase(case.metrics, "forward"),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
 from sm_profiler.diagnosis.profile.ledger import AGAIN, BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
-from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
+from sm_profiler.diagnosis.profile.lines import STEPS, lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
@@ -27,8 +27,6 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
-
-LEARNING = {"forward", "backward", "optimizer", "compiled"}
 
 
 def worst_stalls(case: Case) -> Rank | None:
@@ -93,10 +91,10 @@ def _learn(rank: Rank, case: Case) -> bool:
 
     Samples have to show it.
     """
-    if rank.stalls.where not in {parts.UNKNOWN, *LEARNING}:
+    if rank.stalls.where not in {parts.UNKNOWN, *STEPS}:
         return False
     seen = [one for one in case.metrics.samples.stacks if one.process == rank.name and one.long]
-    spent = sum(one.seconds for one in seen if {one.phase, case.seen.activity(one)} & LEARNING)
+    spent = sum(one.seconds for one in seen if {one.phase, case.seen.activity(one)} & {*STEPS})
     return spent > limits.MAJORITY * sum(one.seconds for one in seen)
 
 
