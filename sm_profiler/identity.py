@@ -14,6 +14,7 @@ from sm_profiler.processes import PROC
 from sm_profiler.settings import ACCOUNT, HOST, JOB, JOB_ID, LABELS_FILE, NAMESPACE, POD, QUEUE, USER
 
 KEYS = ("user", "account", "job", "job_id", "queue", "namespace", "pod", "host")
+SCRIPT = "script"  # key of what a training process runs, which no scheduler names
 LABEL = "label:"  # begins the key of a pod's label
 # Among system metrics: types of the rows that name the job's owner, and two more keys of theirs.
 OWNER_TYPES = IDENTITY_TYPE, LABEL_TYPE = "identity", "label"

@@ -27,7 +27,7 @@ from sm_profiler.fleet.finding import (
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.formatting import first_sentences, plural
-from sm_profiler.identity import LABEL
+from sm_profiler.identity import LABEL, SCRIPT
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.startup import LONGEST_S
 from sm_profiler.render.words import readable_finding, with_labels
@@ -151,6 +151,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         status=status,
         failure=safe_sentence(_reason(report, row.failure)) if status in {"Failed", "Stopped"} else row.failure,
         user=row.user or owner.get("user", ""),
+        script=row.script or owner.get(SCRIPT, ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
         job_name=owner.get("job", ""),

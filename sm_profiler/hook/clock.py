@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import attrs
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.hook.guard import attempt
-from sm_profiler.identity import host_id, identity
+from sm_profiler.identity import MAX_TEXT, SCRIPT, host_id, identity
+from sm_profiler.printable import printable
 from sm_profiler.processes import PROC, start_time
 
 JUMP_NS = 100_000_000  # more than slewing moves a clock between two checks
@@ -114,7 +116,7 @@ class Birth:
         container_us: start of the container's first process; None outside a training container.
         shared_mounts: mount point → type of the file systems that other machines also use.
         host: identity of the machine, the same in all of its jobs; "" if unknown.
-        identity: user, account, job and so on, as far as the scheduler names them; see `sm_profiler.identity`.
+        identity: user, account, job and so on, as far as the scheduler names them (see `sm_profiler.identity`), and the script.
     """
 
     process_us: int | None = None
@@ -143,9 +145,18 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
 
         inside = input_config.is_dir()
         host = host_id(in_container=inside, proc=proc)
-        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
+        who = identity() | ({SCRIPT: name} if (name := script()) else {})
+        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, who)
 
     return attempt(read) or Birth()  # the report does without
+
+
+def script() -> str:
+    """Return the path of the script that this process runs, the module of `python -m`, or "" of an interactive one."""
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    name = spec.name.removesuffix(".__main__") if spec is not None else os.path.abspath(file) if file else ""
+    return printable(name)[-MAX_TEXT:]
 
 
 MAX_MOUNTS = 16

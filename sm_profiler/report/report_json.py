@@ -158,7 +158,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         nodes: its nodes.
         instance_type: null if unknown.
         identity: user, account, job, job_id, queue, namespace, pod and host as Slurm, Kubernetes or the job's variables name
-            them, and a pod's labels as label:NAME; what all processes agree on, or without steps all nodes.
+            them, a pod's labels as label:NAME, and the script; what all processes agree on, or without steps all nodes.
         hosts: node → its machine, the same in all of its jobs: its name in the cluster, or an id. Of a job that was
             requeued, that of the last attempt.
         moved: only of nodes whose attempts ran on several machines: node → machine → seconds, the last one last.
