@@ -740,12 +740,11 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        # counted launches have Python around them; of steps that were not counted most is launching
+        # Counted launches are the least: what Python and modules add to them is in the passes, too. Beside other work,
+        # operators cost more than on an idle machine.
         known = launches_of(case) is not None
-        # Beside other work, operators cost more than on an idle machine.
-        idle = max(1 - case.core_wait, limits.MAJORITY)
-        least, most = (idle, limits.CLEARLY) if known else (limits.MAJORITY, 1.0)
-        fixed = [part * (found.share if known else passes) for part in (most, (least + most) / 2, least)]
+        least = found.share * max(1 - case.core_wait, limits.MAJORITY) if known else passes * limits.MAJORITY
+        fixed = [passes, (least + passes) / 2, least]
         grows = [max(passes - own, 0.0) * part for own, part in zip(fixed, (0.0, *limits.GROWS[::2]), strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
