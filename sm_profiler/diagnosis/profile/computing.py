@@ -312,7 +312,7 @@ def double_precision(case: Case) -> Found | None:
     return Found(
         "double_precision", {"share": percent(share)}, (Evidence("time in passes and updates", round(share, 4), unit="share"),), share,
         saves=lambda loop: Saving.of_scenarios([loop.usual(*STEPS) * part for part in limits.KERNELS_SAVED["DOUBLE_PRECISION"]], STEPS),
-        doubt="the training may need it", where=lines_of_phase(case.metrics, "forward"),
+        doubt="the training may need it", error=0.0, where=lines_of_phase(case.metrics, "forward"),  # the type is known
     )  # fmt: skip
 
 
