@@ -1004,8 +1004,10 @@ def optimizer(case: Case) -> Found | None:
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
     words = {"share": percent(share), "time": duration(spent), "repair": repair}
+    is_timed = _is_compiled(case) or case.mean(lambda rank: rank.share("optimizer")) >= limits.MAJORITY * share
     return Found(
-        "optimizer", words, evidence, share, saves=saves, doubt="" if is_faster else "it has no faster implementation",
+        "optimizer", words, evidence, share, saves=saves,
+        doubt="it has no faster implementation" if not is_faster else "" if is_timed else "inferred from samples",
         error=case.share_error("compiled" if _is_compiled(case) else "optimizer"), where=_lines_of_optimizer(case),
     )  # fmt: skip
 
@@ -1021,10 +1023,9 @@ def _is_by_hand(case: Case) -> bool:
 
 
 def _lines_of_optimizer(case: Case) -> tuple[Location, ...]:
-    if _is_by_hand(case):
-        return lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")
-    if timed := lines_of_phase(case.metrics, "optimizer"):
-        return timed
+    seen = lines_of_phase(case.metrics, "optimizer") or lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")  # fmt: skip
+    if seen:
+        return seen
     traced = case.metrics.inside_compiled
     lines = Lines.of(one for one in traced.stacks if one.phase == "optimizer")
     found = lines.locations(lines.weights(), attrs.evolve(case.metrics, samples=traced), least=1)
