@@ -242,7 +242,8 @@ def groups_of(tail: memoryview) -> list[Group]:
     try:
         footer = _Structs(tail, len(tail) - 8 - length).struct()
         groups = [
-            Group(_wide(group[_ROWS]), [_column(chunk[_CHUNK]) for chunk in group[_CHUNKS]]) for group in footer[_GROUPS]
+            Group(_wide(group[_ROWS]), [_column(chunk[_CHUNK]) for chunk in group[_CHUNKS]])
+            for group in footer[_GROUPS]
         ]
         paths = _paths(footer[_SCHEMA])
     except (KeyError, IndexError, TypeError, AttributeError):

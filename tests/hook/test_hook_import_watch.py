@@ -52,7 +52,7 @@ class _Statically:
     """A loader that is a class, as that of modules that are built into Python."""
 
     @staticmethod
-    def create_module(spec):
+    def create_module(_spec):
         return None
 
     @staticmethod
