@@ -285,7 +285,7 @@ def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
                 del loader.exec_module
             else:
                 loader.exec_module = before
-        elif isinstance(spec.loader, _Relay):
+        elif spec.loader is not loader:
             spec.loader = module.__loader__ = loader
         actions = finder.loading[spec.name] = finder.waiting.pop(spec.name, [])
         try:
@@ -302,4 +302,5 @@ def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
             raise TypeError
         loader.exec_module = exec_module
     except (AttributeError, TypeError):  # it has slots, or is one of another language's
-        spec.loader = _Relay(loader, exec_module)
+        relay: Any = _Relay(loader, exec_module)
+        spec.loader = relay
