@@ -329,7 +329,7 @@ def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
 
 
 def _with_small_numbers(events: KinetoColumns) -> KinetoColumns:
-    """Return events whose numbers of launches and of operators leave room for those of other traces."""
+    """Return events whose numbers of launches and of operators are so small that those of other traces can follow."""
     return attrs.evolve(events, correlation=_small(events.correlation), sequence=_small(events.sequence))
 
 

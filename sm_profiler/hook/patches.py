@@ -258,7 +258,7 @@ class LoadFinder:
 
 
 class _Relay:
-    """Stands for a loader that takes no attribute, until its module is loaded."""
+    """Takes the place of a loader that takes no attribute, until its module is loaded."""
 
     def __init__(self, loader: Any, exec_module: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -272,7 +272,7 @@ def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
     """Have the loader of a module run the actions that wait for it."""
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
-    if load is None or getattr(load, "awaits", "") == spec.name:  # it was asked for before
+    if load is None or getattr(load, "awaits", "") == spec.name:  # it was found before
         return
     before = getattr(loader, "__dict__", {}).get("exec_module", _ABSENT)
 

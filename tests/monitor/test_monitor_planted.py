@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.config import Profile
-from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, TRACE_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, STOP_FOLDER, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, publish_minute, recover_minutes, temporary_path
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_killed, recover_traces
+from sm_profiler.hook.process_end import StopSignals
 from sm_profiler.monitor.exit_link import ExitDesk, ExitLink
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.place import CLAIM_FILE, settle
@@ -116,3 +117,11 @@ def test_a_pipe_in_place_of_an_exit_record_is_not_opened(tmp_path):
         return True
 
     assert in_time(wait)
+
+
+def test_a_pipe_in_place_of_the_mark_of_a_signal_is_not_opened(tmp_path):
+    """The recorder would wait, and the end of the training for the recorder."""
+    pipe(tmp_path / STOP_FOLDER / f"0-{NODE}_{os.getpid()}_15")
+    record = {"start_us": 1, "loaded_us": 1}
+    stops = StopSignals(lambda: (tmp_path, f"0-{NODE}"), lambda: record, lambda action: action(), pytest.fail)
+    assert in_time(lambda: stops.start() or stops._files) == {}
