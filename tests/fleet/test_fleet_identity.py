@@ -110,7 +110,9 @@ def test_the_hook_records_the_script(tmp_path):
     """Only SageMaker's descriptions name it; elsewhere no repaired training was recognized."""
     found = {}
     for words in (["job.py"], ["-m", "job"], ["-c", "import job"]):
-        (tmp_path / "job.py").write_text("from sm_profiler.hook import clock\nprint(clock.birth(0).identity.get('script', ''))\n")
+        (tmp_path / "job.py").write_text(
+            "from sm_profiler.hook import clock\nprint(clock.birth(0).identity.get('script', ''))\n"
+        )
         found[words[0]] = subprocess.check_output([sys.executable, *words], cwd=tmp_path, text=True).strip()
     assert found == {"job.py": str(tmp_path / "job.py"), "-m": "job", "-c": ""}
     job = priced(report_json("a", identity={"user": "anna", "script": "/home/anna/job.py"}))
