@@ -22,6 +22,7 @@ from sm_profiler.formats.event_names import PROFILING
 from sm_profiler.formatting import duration, in_unit, percent, percent_of_cost, plural
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.record_fold import Records
 from sm_profiler.source import FileQuality
 
 # How far the ratio of two runs of the same training lies from 1 by chance.
@@ -354,10 +355,11 @@ class Report:
         if self.is_short_for_cost:
             return (
                 f"Profiling cost {percent_of_cost(share)} of the training loop. The run is too short to show the share in a longer "
-                "one: the profiler's windows and other work take most of it."
+                "one: the profiler's own work takes most of it."
             )
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."
-        if PROFILING not in self.metrics.records:
+        own = self.metrics.records.get(PROFILING, Records())  # of any job that the hook recorded, a few moments
+        if not any(one.args.kind == "window" for one in own.longest):
             return text
         return f"{text} In a longer job, the share of its windows is smaller; leave out windows that you do not need."
 

@@ -112,14 +112,21 @@ def build_fleet(
         run.save()
         raise
     run.finish()
-    once = with_states(_once(run.rows), listed or ())
+    once = _once(run.rows)
     missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
     if since is not None and any(job.started is None for job in missing):
         raise ConfigError("--since needs the column Start in the list of jobs")
     once += missing
     shown_jobs = [row for row in once if _is_shown(row, since, tags)]
-    rows = [with_bill(row, table) for row in shown_jobs if not _is_no_training(row)]
+    ended, disputed = with_states([row for row in shown_jobs if not _is_no_training(row)], listed or ())
+    rows = [with_bill(row, table) for row in ended]
     notes = [*run.notes, *_notes(rows, table)]
+    if disputed:
+        row, job = disputed[0]
+        notes.append(
+            f"Completed either by the profile or by the scheduler's list, not by both: {plural(len(disputed), 'job')}, such as "
+            f"{row.name} ({row.status} by its profile, {job.status} by the list). The worse end counts."
+        )
     if brief := len(shown_jobs) - len(rows):
         notes.append(
             f"Left out, as no training: {plural(brief, 'profile')} without a step and of {BRIEF:g} s at most, such as of a check "

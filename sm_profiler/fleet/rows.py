@@ -55,6 +55,7 @@ STATUS = {  # end of a job in report.json → status, as the service names it
 _MOST = 1e15  # of a number that is shown
 _LONGEST = 300  # characters, of what grows
 _OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
+_SAYS_NOTHING = ("FAILED", "CANCELLED", "OUT_OF_MEMORY")  # of a scheduler's states, beside the job's own reason
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
 _REASONS = {
     KILLED: "The job was killed.", STOPPED: "The job was stopped.",
@@ -203,15 +204,27 @@ def _growing(report: StoredReport) -> Finding | None:
     return next((found for found in every if found.kind is Class.MEMORY_GROWTH), None)
 
 
-def without_memory(row: FleetJob, state: str) -> FleetJob:
-    """Return a row of a job that the scheduler ended because it used more memory than it may, which its own processes rarely record."""
-    if _OF_MEMORY.search(row.failure) or not row.billable_s:
-        return row
-    grows = row.verdict == Class.MEMORY_GROWTH.value
-    failure = safe_sentence(" ".join(filter(None, ("Out of memory.", row.headline if grows else "", state))))
-    advice = row.next_step if grows else ADVICE[OUT_OF_MEMORY]
-    lost = Loss(FAILURE, row.billable_s, None, failure, advice, "high")
-    return attrs.evolve(row, status="Failed", failure=failure, losses=(lost,), lost_s=row.billable_s, lost_share=1.0)
+def ended_by(row: FleetJob, status: str, state: str) -> FleetJob:
+    """Return a row of a job of which the scheduler reports the end.
+
+    Args:
+        row: the row, by the job's profile.
+        status: the worse of both ends.
+        state: the scheduler's reason, "" if it has none. That memory ran out is rarely recorded by the job's own processes.
+    """
+    no_memory = bool(_OF_MEMORY.search(state)) and not _OF_MEMORY.search(row.failure)
+    if row.status == status and not no_memory:
+        says_more = row.failure and not state.endswith(_SAYS_NOTHING)
+        return attrs.evolve(row, failure=safe_sentence(f"{row.failure} {state}")) if state and says_more else row
+    grows = no_memory and row.verdict == Class.MEMORY_GROWTH.value
+    failure = safe_sentence(state.replace(". ", f". {row.headline} ", 1) if grows else state)
+    losses = row.losses
+    if status == "Failed" and row.status != "Completed" and row.billable_s:  # what a completed training lost is known
+        advice = row.next_step if grows else ADVICE[OUT_OF_MEMORY if no_memory else FAILURE]
+        losses = (Loss(FAILURE, row.billable_s, None, failure, advice, "high"),)
+    lost = math.fsum(loss.seconds for loss in losses)
+    share = lost / row.billable_s if row.billable_s else None
+    return attrs.evolve(row, status=status, failure=failure, losses=losses, lost_s=lost, lost_share=share)
 
 
 def _reason(report: StoredReport, described: str) -> str:

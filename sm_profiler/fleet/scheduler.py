@@ -6,23 +6,25 @@ import csv
 import io
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.rows import without_memory
+from sm_profiler.fleet.rows import ended_by
 
 COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes"
 BILLED_BY = "scheduler"
 _ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
 NO_MEMORY = "OUT_OF_MEMORY"
-_FAILED = ("FAILED", "TIMEOUT", NO_MEMORY, "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
-_STATUS = {
-    "COMPLETED": "Completed", "CANCELLED": "Stopped", "PREEMPTED": "Stopped", "RUNNING": "InProgress",
-    **dict.fromkeys(_FAILED, "Failed"),
+_STATUS = {  # a time limit stops a job, as it does on the service
+    "COMPLETED": "Completed", "RUNNING": "InProgress",
+    **dict.fromkeys(("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"), "Stopped"),
+    **dict.fromkeys(("FAILED", NO_MEMORY, "NODE_FAIL", "BOOT_FAIL"), "Failed"),
 }  # fmt: skip
+_WORSE = ("", "InProgress", "Completed", "Stopped", "Failed")  # of two ends of a job, the later one here counts
 _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without its own name is called
 
 
@@ -57,11 +59,14 @@ def _job(row: Mapping[str, str]) -> FleetJob | None:
         return None
     started, nodes, name = _time(row.get("Start", "")), row.get("NNodes", ""), safe_name(row.get("JobName", ""))
     state = row.get("State", "").partition(" ")[0].rstrip("+")  # "CANCELLED by 1001"
+    status = _STATUS.get(state, "")
     return FleetJob(
         f"slurm-{safe_name(number)}",
         listed_only=True,
-        status=_STATUS.get(state, ""),
-        failure=f"{'Out of memory. ' if state == NO_MEMORY else ''}Slurm's state: {state}" if state in _FAILED else "",
+        status=status,
+        failure=f"{'Out of memory. ' if state == NO_MEMORY else ''}Slurm's state: {state}"
+        if status in {"Failed", "Stopped"}
+        else "",
         started=started,
         ended=None if started is None else started + ran,
         instances=min(max(int(nodes), 1), MAX_INSTANCES) if re.fullmatch("[0-9]{1,6}", nodes) else 1,
@@ -90,13 +95,28 @@ def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> 
     return [job for job in listed if job.job_id not in known]
 
 
-def with_states(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
-    """Return the jobs with a profile; those that the scheduler ended for their memory have that as their end."""
-    ended = {job.job_id: job.failure for job in listed if job.failure.endswith(NO_MEMORY)}
-    states = (next((ended[number] for number in _numbers(job) if number in ended), "") for job in found)
-    return [
-        without_memory(job, state.split(". ")[-1]) if state else job for job, state in zip(found, states, strict=True)
-    ]
+def with_states(
+    found: Sequence[FleetJob], listed: Sequence[FleetJob]
+) -> tuple[list[FleetJob], list[tuple[FleetJob, FleetJob]]]:
+    """Return the jobs with their ends by the scheduler, and pairs of a profile and its job of which only one completed.
+
+    Either may have seen a part of the job only: the hook a process that completed before its node failed, the scheduler a
+    script that went on after its training had failed. So the worse end counts. Of several trainings of a job, those that
+    ended by themselves keep their ends.
+    """
+    known = {job.job_id: job for job in listed}
+    jobs = [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
+    several = Counter(job.job_id for job in jobs if job is not None)
+    rows, disputed = [], []
+    for row, job in zip(found, jobs, strict=True):
+        ended = row.status not in _WORSE[:2]
+        if job is None or row.listed_only or row.status not in _WORSE or (ended and several[job.job_id] > 1):
+            rows.append(row)
+            continue
+        rows.append(ended_by(row, max(row.status, job.status, key=_WORSE.index), job.failure))
+        if ended and job.status not in _WORSE[:2] and (row.status == "Completed") != (job.status == "Completed"):
+            disputed.append((row, job))
+    return rows, disputed
 
 
 def _numbers(job: FleetJob) -> set[str]:

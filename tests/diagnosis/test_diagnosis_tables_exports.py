@@ -104,6 +104,34 @@ def test_a_column_for_each_part_of_a_step(unit, scale, tmp_path):
     assert diagnose(ledger).kind == "INPUT_BOUND"
 
 
+def test_what_is_recorded_is_sure_although_the_rest_of_a_step_is_unknown(tmp_path):
+    rows = [{"step": at, "data_time": 0.5 * random.Random(at).gauss(1, 0.02), "step_time": 1.0} for at in range(100)]
+    finding = diagnose(read_table(write(tmp_path / "t.csv", rows)).ledger).main
+    assert (finding.kind, finding.confidence) == ("INPUT_BOUND", "high")
+
+
+@pytest.mark.parametrize("again", [0, 5])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"step_time": 1.0, "data_time": 0.5},
+        {"step_time": 1.0, "data_time": 0.3, "forward_time": 0.2, "backward_time": 0.4},
+        {"timestamp": None},
+        {"elapsed_s": None},
+    ],
+)
+def test_each_row_is_counted_once(times, ranks, again, tmp_path):
+    """The parts of a step counted as rows, and the first moment of each rank as a repeated step."""
+    rows = [
+        {"step": at, "rank": rank, **{key: at + 1.0 if value is None else value for key, value in times.items()}}
+        for at in range(100)
+        for rank in range(ranks)
+    ]
+    table = read_table(write(tmp_path / "t.csv", [*rows, *rows[-again * ranks :][: again * ranks]]))
+    assert (table.rows, table.lost) == (100 * ranks, again * ranks)
+
+
 def test_parts_that_exceed_the_step_overlap_it(tmp_path):
     rows = [{"step": at, "data_time": 0.9, "step_time": 0.5} for at in range(100)]
     assert read_table(write(tmp_path / "t.csv", rows)).ledger.totals.activities == ("step",)

@@ -11,6 +11,8 @@ from sm_profiler.fleet.scheduler import read_listed
 from sm_profiler.fleet.wording import result
 from tests.support.fleets import START_S, finding, report_json
 
+PLACE = {"where": "", "step": 9}
+
 LIST = """JobIDRaw|JobName|User|Account|State|Start|Elapsed|NNodes
 1001|bert|anna|nlp|COMPLETED|2026-09-21T14:00:00|01:00:00|1
 1002|bert|anna|nlp|COMPLETED|2026-09-21T14:00:00|01:00:00|1
@@ -90,3 +92,81 @@ def test_a_job_that_slurm_ended_for_its_memory_has_that_as_its_end(tmp_path):
     assert "list keep" in rows["slurm-1002"].failure
     assert "list keep" in rows["slurm-1003"].failure
     assert fleet.totals.failed == 4
+
+
+def judged_with(tmp_path, jobs):
+    """Return the fleet of jobs: number → end by its profile, and state in the scheduler's list."""
+    for number, (end, _) in jobs.items():
+        report = report_json(f"slurm-{number}", finding("INPUT_BOUND", 600.0), start=START_S + int(number))
+        report["end"] = {
+            "state": end,
+            "exit_code": None,
+            "error": "ValueError: bad" if end == "crashed" else "",
+            **PLACE,
+        }
+        (folder := tmp_path / f"slurm-{number}").mkdir()
+        (folder / "report.json").write_text(json.dumps(report))
+    states = "".join(f"{number}|{state}|01:00:00\n" for number, (_, state) in jobs.items())
+    fleet = build_fleet([str(tmp_path)], listed=read_listed(f"JobIDRaw|State|Elapsed\n{states}"), progress=False)
+    return fleet, {job.job_id or job.name.removeprefix("slurm-"): job for job in fleet.jobs}
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ("FAILED", "Failed"), ("NODE_FAIL", "Failed"), ("BOOT_FAIL", "Failed"), ("TIMEOUT", "Stopped"),
+        ("DEADLINE", "Stopped"), ("PREEMPTED", "Stopped"), ("CANCELLED by 1001", "Stopped"), ("COMPLETED", "Completed"),
+        ("RUNNING", "InProgress"), ("PENDING", ""),
+    ],
+)  # fmt: skip
+def test_a_job_whose_profile_has_no_end_has_that_of_the_scheduler(state, status, tmp_path):
+    fleet, rows = judged_with(tmp_path, {"1001": ("unknown", state)})
+    assert rows["1001"].status == status
+    assert ("Slurm's state" in rows["1001"].failure) == (status in {"Failed", "Stopped"})
+    assert rows["1001"].lost_s == (3600 if status == "Failed" else 600)
+    assert not any("worse end" in note for note in fleet.notes)
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "status"),
+    [
+        ("completed", "NODE_FAIL", "Failed"), ("completed", "TIMEOUT", "Stopped"), ("completed", "PREEMPTED", "Stopped"),
+        ("completed", "FAILED", "Failed"), ("crashed", "COMPLETED", "Failed"), ("stopped", "COMPLETED", "Stopped"),
+    ],
+)  # fmt: skip
+def test_of_two_ends_the_worse_one_counts_and_a_note_has_them(end, state, status, tmp_path):
+    """A training that completed before a later part of its job failed was no waste."""
+    fleet, rows = judged_with(tmp_path, {"1001": (end, state), "1002": ("completed", "COMPLETED")})
+    (note,) = (note for note in fleet.notes if "worse end" in note)
+    assert "1 job, such as slurm-1001" in note
+    assert rows["1001"].status == status
+    assert rows["1001"].lost_s == (3600 if end == "crashed" else 600)
+    assert rows["1002"].status == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "status", "failure"),
+    [
+        ("crashed", "FAILED", "Failed", "ValueError: bad"),
+        ("crashed", "CANCELLED", "Failed", "ValueError: bad"),
+        ("killed", "NODE_FAIL", "Failed", "The job was killed. Slurm's state: NODE_FAIL"),
+        ("stopped", "TIMEOUT", "Stopped", "The job was stopped. Slurm's state: TIMEOUT"),
+        ("completed", "RUNNING", "Completed", ""),  # the list is older than the end
+    ],
+)
+def test_a_profile_and_the_scheduler_that_agree_have_both_reasons(end, state, status, failure, tmp_path):
+    fleet, rows = judged_with(tmp_path, {"1001": (end, state)})
+    assert (rows["1001"].status, rows["1001"].failure) == (status, failure)
+    assert not any("worse end" in note for note in fleet.notes)
+
+
+def test_trainings_of_one_job_keep_their_ends(tmp_path):
+    """An allocation in which several trainings ran ends at its time limit; they did not."""
+    for name, end in (("first", "completed"), ("second", "unknown")):
+        report = report_json(name, start=START_S + len(name), identity={"job_id": "1001"})
+        report["end"] = {"state": end, "exit_code": None, "error": "", **PLACE}
+        (folder := tmp_path / name).mkdir()
+        (folder / "report.json").write_text(json.dumps(report))
+    listed = read_listed("JobIDRaw|State|Elapsed\n1001|TIMEOUT|01:00:00\n")
+    fleet = build_fleet([str(tmp_path)], listed=listed, progress=False)
+    assert {job.name: job.status for job in fleet.jobs} == {"first": "Completed", "second": "Stopped"}

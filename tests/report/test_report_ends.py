@@ -164,10 +164,20 @@ def test_a_dead_rank_is_the_verdict(second, headline):
     assert json.loads(to_json(report))["end"]["step"] == 150  # of the rank that failed, as the headline has it
     assert (main.kind, main.confidence, main.headline, main.gain) == (Class.DEAD_RANK, "high", headline, None)
     assert [(one.metric, one.value) for one in main.evidence] == [
-        ("training steps of the rank that came furthest", 151)
+        ("training steps of the other rank that came furthest", 151)
     ]
     assert exit_code(report, Namespace(fail_on="issues")) == 1
     assert terminal_summary(report).startswith("DEAD_RANK")
+
+
+def test_a_rank_that_was_killed_after_another_may_have_come_further():
+    """The rank that died was said to have 151 training steps, and the one that came furthest 80."""
+    report = two_ranks(record(0, "killed", 9.0), record(1, "crashed", 2.5, 190, "ValueError: x"))
+    main = report.verdict.main
+    assert main.headline == "After 190 training steps, algo-1-1 failed: ValueError: x."
+    (furthest,) = main.evidence
+    assert furthest.metric == "recorded training steps of the other rank that came furthest"
+    assert furthest.value == 151
 
 
 def test_what_follows_a_death_is_no_measure_of_the_speed():

@@ -325,6 +325,18 @@ def test_a_high_profiling_cost_is_an_alarm():
     assert 'class="alarm"' not in calm
 
 
+@pytest.mark.parametrize(("kind", "advised"), [("stall", False), ("background", False), ("window", True)])
+def test_windows_are_to_be_left_out_only_if_there_were_some(kind, advised):
+    """Every profile has moments that only the profiler caused, such as the start of its stack samples."""
+    rows = training(200)
+    end = rows[-1][2] + rows[-1][3]
+    cost = (event_names.OVERHEAD, "overhead", end - 0.2, 0.2, NODE, -1, {"steps": 200})
+    own = (event_names.PROFILING, "began", 1.5, 0.02, NODE, -1, {"kind": kind})
+    alarm = report_from([*rows, cost, own]).profiling_alarm
+    assert alarm.startswith("Profiling cost")
+    assert ("windows" in alarm) == advised
+
+
 def test_the_cost_of_a_few_steps_is_not_stated_as_that_of_a_longer_run():
     """It was stated as if it were; later it was unknown, although it had been measured."""
     rows = training(30)

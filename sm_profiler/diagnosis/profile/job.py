@@ -833,7 +833,9 @@ def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
     if not others:
         return () if rank.exit_code is None else (Evidence("exit code of the rank", rank.exit_code, None, rank.name),)
     furthest = min(others, key=lambda one: (-one.step, one.name))
-    return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
+    recorded = "" if furthest.counted else "recorded "  # one that was killed as well may have come further
+    metric = f"{recorded}training steps of the other rank that came furthest"
+    return (Evidence(metric, furthest.step, None, furthest.name),)
 
 
 def _after(case: Case, rank: RankEnd) -> float:

@@ -151,21 +151,23 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     for piece in file.pieces:
         read.add(piece)
     rows = read.result()
-    count = len(rows.step)
-    if "rank" in found and (rows.timed or not {"operation", "microbatch"} & found.keys()):
+    count, whole = len(rows.step), not {"operation", "microbatch"} & found.keys()
+    if "rank" in found and (rows.timed or whole):
         rows = rows.at(_without_copies(rows))
-    if "operation" not in found and "microbatch" not in found:
+    if whole:
         rows = rows.at(_without_repeated(rows, name, has_rank="rank" in found))
+    kept = len(rows.step)
+    if whole:
         moments = len(found.keys() & TIMED) == 1 and "seconds" not in found
         if moments or _grow(rows):
             rows = _between_moments(rows)
         rows = _in_parts(rows, [printable(key)[:40] for key in columns.parts])
     if rows.timed:
         rows = _on_one_clock(rows)
-    repeated = count - len(rows.step)
+    repeated = count - kept
     why = read.why or ("a step is repeated" if repeated else "")
     ledger, filled = _ledger(rows, name)
-    return Table(ledger, len(rows.step), read.lost + repeated, why, filled)
+    return Table(ledger, kept, read.lost + repeated, why, filled)
 
 
 class _Reader:

@@ -57,7 +57,9 @@ def _tried(
         if repair is not None and (cause.kind, repair.ranks) not in known:
             saved, certain = _gain(steps, repair)
             part = steps.seconds_of(repair.steps) / steps.seconds_of()
-            yield Trial((cause, repair), steps, repair.after, saved, certain, _confidence(certain, ledger), part)
+            yield Trial(
+                (cause, repair), steps, repair.after, saved, certain, _confidence(repair, certain, ledger), part
+            )
 
 
 def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
@@ -79,11 +81,11 @@ def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
     return found, certain
 
 
-def _confidence(certain: float, ledger: Ledger) -> Confidence:
+def _confidence(repair: Repair, certain: float, ledger: Ledger) -> Confidence:
     """Return how sure a finding is: by its distance from the floor, and by what is known of the steps."""
     if certain < limits.FAR:
         return Confidence("low", CLOSE_TO_FLOOR)
-    if ledger.totals.coverage < limits.SEEN:
+    if not repair.certain and ledger.totals.coverage < limits.SEEN:
         return Confidence("medium", "what the steps spend their time on was not recorded")
     return Confidence("high")
 
