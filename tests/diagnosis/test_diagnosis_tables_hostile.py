@@ -103,6 +103,23 @@ def test_a_line_of_json_has_no_more_values_than_a_row(tmp_path):
         read_table(path)
 
 
+@pytest.mark.parametrize(("name", "line"), [("times.csv", "1,1,ab" + "," * (1 << 20)), ("times.log", ':::MLLOG {"a":[' + "[]," * (1 << 20) + "0]}")])  # fmt: skip
+def test_no_line_has_more_values_than_a_row(tmp_path, name, line):
+    path = tmp_path / name
+    path.write_text(f"step,seconds,rank\n{line}\n")
+    with pytest.raises(SourceError, match="line 2 has more values than a row of a table"):
+        read_table(path)
+
+
+def test_a_rank_with_a_single_moment_has_no_step(tmp_path):
+    path = tmp_path / "moments.csv"
+    path.write_text("step,start,rank\n0,100,0\n" + "".join(f"{step},{100 + step / 2},1\n" for step in range(40)))
+    assert [rank.name for rank in read_table(path).ledger.ranks] == ["1"]
+    path.write_text("step,start,rank\n0,100,0\n0,100,1\n")
+    with pytest.raises(SourceError, match="no rank has two steps"):
+        read_table(path)
+
+
 def test_columns_that_a_table_declares_and_rows_lack_take_no_memory(tmp_path):
     wide, keys = tmp_path / "wide.csv", tmp_path / "keys.jsonl"
     wide.write_text("step,seconds," + ",".join(f"c{at}" for at in range(6000)) + "\n" + "1,1.5\n2,1.5\n" * 6000)
