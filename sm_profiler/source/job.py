@@ -208,18 +208,27 @@ class Launched:
                 ),
                 (
                     f"Let the job run longer: a trace file is closed and stored after {duration(self.rotate_close_s)} "
-                    "(RotateFileCloseIntervalInSeconds). If it ran for longer, look in its log for lines that begin with "
-                    "'sm-profiler:'."
+                    f"(RotateFileCloseIntervalInSeconds). If it ran for longer: {self._no_known_step}"
                 ),
             )
         return (
             f"{AUTO.name}=1 is set and framework metrics are configured, but no step is stored.",
-            (
-                "Look in the job's log for lines that begin with 'sm-profiler:'. If there are none, "
-                + ("" if self.by_agent else "sm-profiler is not installed in the container, or ")  # whose monitor ran
-                + "the script imports no framework that it supports."
-            ),
+            f"{self._no_known_step[0].upper()}{self._no_known_step[1:]}",
         )
+
+    @property
+    def _no_known_step(self) -> str:
+        installed = "" if self.by_agent else "if sm-profiler is installed in the container, "  # whose monitor ran
+        return (
+            f"{installed}{NO_KNOWN_STEP} A hook that could not start names the reason in the job's log, in a line that begins "
+            "with 'sm-profiler:'."
+        )
+
+
+NO_KNOWN_STEP = (
+    "no process made a step that is known: a process that only imports a framework makes none, and other loops mark each step "
+    "with get_hook().step()."
+)
 
 
 def next_file(seconds: float) -> str:
