@@ -47,6 +47,7 @@ from sm_profiler.metrics.thresholds import Threshold
 from sm_profiler.printable import CUT, one_line, printable
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.report_json import stored_end
+from sm_profiler.source.job import Launched
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
 from sm_profiler.storage import MissingFileError, Storage, open_storage
 
@@ -328,7 +329,7 @@ class _Run:
         if loaded.report is None:
             if loaded.profile:
                 return False
-            self._add(candidate, row_of(None, loaded.description, loaded.place), loaded.identity)
+            self._add(candidate, _without_profile(loaded), loaded.identity)
             return True
         try:
             report = read_report(loaded.report)
@@ -393,6 +394,19 @@ class _Run:
         self.save()
 
 
+def _without_profile(loaded: Loaded) -> FleetJob:
+    """Return the row of a job that has no profile, with the reason that a report of it would name."""
+    row = row_of(None, loaded.description, loaded.place)
+    if not loaded.description:
+        return row
+    why, advice = Launched.of(loaded.description).why_no_profile()
+    return attrs.evolve(
+        row,
+        headline=safe_sentence(f"It has no profile: {why}."),
+        next_step=safe_sentence(f"{advice[0].upper()}{advice[1:]}." if advice else ""),
+    )
+
+
 def _stored_end(loaded: Loaded) -> StoredEnd | None:
     """Return the end of a job in its report, which is outdated; None if that is not known, or it cannot be read."""
     try:
@@ -419,7 +433,7 @@ class _Task:
         profile: location, as `source.open_source` takes it.
         name: the job's name.
         instance_type: type of its instances; "" if unknown, or if there are several.
-        description: parts of its description that a report uses.
+        description: its description as plain data; empty if there is none.
         is_new: its profile changed just now, and may have no whole file yet.
         end: its end in its report, which is outdated.
     """
