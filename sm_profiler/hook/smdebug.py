@@ -153,7 +153,7 @@ class Collection:
 
 
 class Collections(dict[Any, Collection]):
-    """The collections of a hook; each exists once it is asked for."""
+    """The collections of a hook; each exists once it is requested."""
 
     def __missing__(self, name: Any) -> Collection:
         found = self[name] = Collection(name)
