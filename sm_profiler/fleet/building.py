@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler._version import __version__
+from sm_profiler.config.launched import Launched
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, shared_machines, value_of
@@ -47,7 +48,6 @@ from sm_profiler.metrics.thresholds import Threshold
 from sm_profiler.printable import CUT, one_line, printable
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.report_json import stored_end
-from sm_profiler.source.job import Launched
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
 from sm_profiler.storage import MissingFileError, Storage, open_storage
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sm_profiler.compact import compact
+from sm_profiler.config.launched import Launched
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.finding import as_json, safe_sentence
 from sm_profiler.fleet.rows import read_report
@@ -15,7 +16,6 @@ from sm_profiler.fleet.wording import advice
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
-from sm_profiler.source.job import Launched
 from sm_profiler.storage import LocalStorage
 from tests.support.fleets import START_S, description
 from tests.support.jobs import make_job

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sm_profiler.source.job import Launched, missing_profile, outputs_of
+from sm_profiler.config.launched import Launched
+from sm_profiler.source.job import missing_profile, outputs_of
 
 CONFIG = {"S3OutputPath": "s3://own/path", "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"}}
 ENDED = {"TrainingJobStatus": "Completed", "OutputDataConfig": {"S3OutputPath": "s3://models"}}
