@@ -31,8 +31,9 @@ class Launched:
         status: such as `InProgress` or `Failed`; "" if unknown.
         started: its training has started, or that is unknown.
         hook: SM_PROFILER_AUTO is on among its variables.
+        switch: that variable as it is; None if the job's environment lacks it, and only the image may have it.
         agent: the configuration in its environment; None if it has none, or only a path of one.
-        has_agent: the environment names a configuration.
+        text: the configuration in its environment, or a path of one, as it is; None if it has none.
         service: the configuration in its request; None if it has none.
         problem: why the configuration in its environment cannot be read, or "".
         failure: the service's reason of its failure, or "".
@@ -42,10 +43,11 @@ class Launched:
     started: bool
     hook: bool
     agent: Profile | None
-    has_agent: bool
+    text: str | None
     service: Profile | None
     problem: str = ""
     failure: str = ""
+    switch: str | None = None
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Launched:
@@ -67,10 +69,20 @@ class Launched:
             started=not status or status == "Completed" or "TrainingStartTime" in job,
             hook=AUTO.usable(variables),
             agent=agent,
-            has_agent=text is not None,
+            text=text,
             service=load_profile(dict(config)) if isinstance(config, Mapping) and config else None,
             problem=problem,
             failure=str(job.get("FailureReason") or ""),
+            switch=variables.get(AUTO.name),
+        )
+
+    @property
+    def why_off(self) -> str:
+        """Reason that the hook is off by the job's environment, "" if it is on."""
+        if self.hook:
+            return ""
+        return (
+            f"{AUTO.name} is not on in the job's environment{f', but {_short(self.switch)!r}' if self.switch else ''}"
         )
 
     @property
@@ -80,7 +92,7 @@ class Launched:
     @property
     def by_agent(self) -> bool:
         """True if the agent, not the managed service, was to upload the profile."""
-        return self.has_agent and (self.service is None or self.service.disabled)
+        return self.text is not None and (self.service is None or self.service.disabled)
 
     @property
     def may_store_profile(self) -> bool:
@@ -138,7 +150,7 @@ class Launched:
     def _agent_problem(self) -> tuple[str, str]:
         path = self.agent.s3_output_path if self.agent is not None else None
         if not self.hook:
-            return f"the hook was off: {AUTO.name} is not on in its environment", f"set {AUTO.name}=1"
+            return f"the hook was off: {self.why_off}", f"set {AUTO.name}=1"
         if self.problem:
             return f"the hook was off: {_short(self.problem)}", "launch with agent_environment(…) or attach(…)"
         if self.agent is not None and self.agent.disabled:
@@ -170,7 +182,7 @@ class Launched:
         config = self._config
         if not self.hook:
             return (
-                f"The hook was off: {AUTO.name} is not on in the job's environment.",
+                f"The hook was off: {self.why_off}.",
                 f"Set {AUTO.name}=1 there (attach does), with {_CONFIG}.",
             )
         if config is not None and config.off:
