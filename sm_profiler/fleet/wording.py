@@ -85,7 +85,8 @@ def advice(job: FleetJob) -> str:
     first = job.losses[0] if job.losses else None
     if first and job.repaired_by:
         return f"{first.headline} Repaired since: {job.repaired_by}, of the same user and script, does not lose to it."
-    return " ".join(filter(None, (first.headline, first.next_step))) if first else ""
+    told = first or (job if not job.is_judged else None)
+    return " ".join(filter(None, (told.headline, told.next_step))) if told else ""
 
 
 def group_name(key: str) -> str:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sm_profiler.source.job import Launched, missing_profile, outputs_of
+from sm_profiler.config.launched import Launched
+from sm_profiler.source.job import missing_profile, outputs_of
 
 CONFIG = {"S3OutputPath": "s3://own/path", "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"}}
 ENDED = {"TrainingJobStatus": "Completed", "OutputDataConfig": {"S3OutputPath": "s3://models"}}
@@ -126,11 +127,11 @@ def test_a_log_that_cannot_be_read_is_left_out():
             "Update the job: estimator.update_profiler(",
         ),
         (agent({"S3OutputPath": "s3://b"}), "asks for no framework metrics", "FrameworkProfile()"),
-        (agent(CONFIG), "no step is stored", "If there are none, the script imports no framework"),
-        ({**agent(), **service(S3OutputPath="s3://b", ProfilingParameters=CONFIG["ProfilingParameters"])}, "no step is stored", "not installed"),
-        ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "no step is stored", "imports no framework"),
+        (agent(CONFIG), "no step is stored", "No process made a step that is known: "),
+        ({**agent(), **service(S3OutputPath="s3://b", ProfilingParameters=CONFIG["ProfilingParameters"])}, "no step is stored", "If sm-profiler is installed in the container, no process made a step that is known"),
+        ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "no step is stored", "mark each step with get_hook().step()"),
         ({**agent(CONFIG), "TrainingJobStatus": "Stopped"}, "was stored. Up to 60 s of data was in a file that was still open, and is lost.", "run longer"),
-        ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "run longer"),
+        ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "If it ran for longer: no process made a step that is known"),
     ],
 )  # fmt: skip
 def test_names_the_reason_that_there_are_no_steps(job, why, advice):
