@@ -33,7 +33,7 @@ from sm_profiler.fleet.wording import (
     none_of,
     result,
 )
-from sm_profiler.formatting import clean, duration, percent, plural, shorten
+from sm_profiler.formatting import clean, duration, first_sentences, percent, plural, shorten
 from sm_profiler.jobs.listing import PAGE
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import PageTable, Picture, cut_table
@@ -60,6 +60,7 @@ MAX_WEEKS = 53
 PLAIN_ROWS = 100  # rows that the page has without its script
 ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
 NAME = 90
+REASON = 200  # characters, of its beginning
 _HOLE = "\0"  # takes the place of the job's name in an address
 
 
@@ -270,7 +271,7 @@ class _Page:
             found.append(
                 Step(
                     self._amounts.amount(top.usd, top.instance_hours),
-                    label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
+                    label(top.cause) + (f": {first_sentences(top.reason, REASON)}" if top.reason else ""),
                     top.next_step, shorten(job.title, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
@@ -379,7 +380,7 @@ class _Page:
             ("Job", "Status", "Reason", "What it cost"),
             [
                 (
-                    fleet.jobs[failure.job].title, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
+                    fleet.jobs[failure.job].title, _state(failure.status, failure.interruptions), first_sentences(failure.reason, REASON),
                     self._amounts.text(failure.usd, failure.instance_hours),
                 )
                 for failure in fleet.failures

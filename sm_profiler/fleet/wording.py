@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.fleet.model import Fleet, FleetJob, Group, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
-from sm_profiler.formatting import first_sentences, percent, plural, shorten
+from sm_profiler.formatting import first_sentences, percent, plural
 from sm_profiler.printable import cut, printable
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
@@ -245,7 +245,7 @@ def _top(fleet: Fleet, jobs: Sequence[TopJob]) -> Iterator[str]:
     ranked, shown = sorted(jobs, key=lambda job: -lost(job)), set[str]()
     for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, _STEP))):
         for job in some:
-            reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
+            reason = f": {first_sentences(job.reason, _REASON)}" if job.reason else ""
             yield f"  {amounts.format(lost(job)):>10}  {cut(fleet.jobs[job.job].title, _NAME)}: {label(cause)}{reason}"
         if step not in shown:
             yield f"  {'':>10}  {step}"
