@@ -33,6 +33,20 @@ def moved_up(file: int) -> int:
     return high
 
 
+def checked_regular(file: int, path: str | os.PathLike[str]) -> int:
+    """Return an open file, which was opened with `O_NOFOLLOW | O_NONBLOCK`; one that is not regular is closed.
+
+    Another user of a shared folder may have put a pipe, which blocks, or a link in place of a file.
+
+    Raises:
+        NotRegularError: it is no regular file.
+    """
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file
+
+
 class NotRegularError(OSError):
     """A path is that of a pipe, a device or a folder."""
 

@@ -77,6 +77,7 @@ class Location(msgspec.Struct, frozen=True):
         phase: part of the loop in which it was seen; empty if unknown.
         rank: process that it was seen in, `algo-1-0`; empty for all.
         source: text of the line as it ran; empty if unknown.
+        samples: number of samples that show it; 0 if it was timed, or if that is unknown.
     """
 
     file: str
@@ -86,6 +87,7 @@ class Location(msgspec.Struct, frozen=True):
     phase: str = ""
     rank: str = ""
     source: str = ""
+    samples: int = 0
 
 
 class Interval(msgspec.Struct, frozen=True):

@@ -306,14 +306,10 @@ def _lost_seconds(finding: Finding, report: StoredReport, between: float) -> flo
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
     if not finding.kind.costs_time:  # in early reports, the weight of growing memory is its share of the time
         return 0.0
-    gain, loop = _saved(finding), report.job.loop
+    loop, share = report.job.loop, _share(finding.share_of_time)
     whole = loop[1] - loop[0] if finding.of == "loop" and loop else report.job.duration_s
-    return loss_of(
-        None if gain is None else gain.value,
-        _share(finding.share_of_time),
-        max((_positive(whole) or 0.0) - between, 0.0),
-        leads=finding is report.verdict,
-    )
+    own, ran = replace(finding, share_of_time=share), max((_positive(whole) or 0.0) - between, 0.0)
+    return loss_of(own, _saved(finding), ran, leads=finding is report.verdict)
 
 
 def _saved(finding: Finding) -> Interval | None:

@@ -39,10 +39,10 @@ def read_listed(text: str) -> list[FleetJob]:
     lines = text.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines()
     first = lines[0] if lines else ""
     try:
-        rows = list(csv.DictReader(io.StringIO("\n".join(lines)), delimiter="|" if "|" in first else ","))
+        reader = csv.DictReader(io.StringIO("\n".join(lines)), delimiter="|" if "|" in first else ",")
+        rows, names = list(reader), {name.strip() for name in reader.fieldnames or ()}
     except csv.Error as error:
         raise ConfigError(f"the list of jobs cannot be read: {error}") from error
-    names = {name.strip() for name in first.replace("|", ",").split(",")}
     if not names & {"JobIDRaw", "JobID"} or "Elapsed" not in names:
         raise ConfigError(f"the list of jobs lacks the columns JobIDRaw and Elapsed. To do: write it with {COMMAND}")
     found = (_job({(key or "").strip(): str(value or "").strip() for key, value in row.items()}) for row in rows)

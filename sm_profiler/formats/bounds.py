@@ -19,14 +19,16 @@ FREE_ROWS = 1 << 18  # of a file, and one more for each of its bytes
 FREE_BYTES, MAX_TIMES = 16 << 20, 64  # of a file, unpacked: so much, and so many times its bytes
 
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 12
-_INTEGERS = (4, 5, 6)
+_INT16, _INT32, _INT64 = 4, 5, 6
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
 _PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
 _ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
 _SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
 _MAX_DEPTH = 12
-_GROUPS, _CHUNKS, _ROWS, _CHUNK = 4, 1, 3, 3  # fields of a footer, a row group and a column
+_SCHEMA, _GROUPS, _CHUNKS, _ROWS, _CHUNK = 2, 4, 1, 3, 3  # fields of a footer, a row group and a column
 _PATH, _SIZE, _DATA, _DICTIONARY = 3, 7, 9, 11  # fields of a column's metadata
+_NAME, _CHILDREN = 4, 5  # fields of an element of the schema
+_MAX_LEVELS = 64  # of columns in columns
 _MAGIC = b"PAR1"
 _SHORT = 15
 
@@ -94,6 +96,10 @@ def check_json(text: bytes | bytearray, most: int) -> None:
         raise ValueError("too many elements")
 
 
+class _Int32(int):
+    """A number that is stored as one of 32 bits: Arrow skips a field whose number is not as wide as it should be."""
+
+
 class _Structs:
     """Reads structs from bytes, as far as pages and footers need them."""
 
@@ -132,8 +138,9 @@ class _Structs:
             found[number] = kind == _TRUE if kind in {_TRUE, _FALSE} else self._value(kind, depth + 1)
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in _INTEGERS:
-            return self._integer()
+        if kind in {_INT16, _INT32, _INT64}:
+            number = self._integer()
+            return number if kind == _INT64 else _Int32(number) if kind == _INT32 else None
         if kind == _STRUCT:
             return self.struct(depth)
         if kind in {_TRUE, _FALSE, _BYTE, _DOUBLE}:  # the first two in a list
@@ -233,12 +240,55 @@ def groups_of(tail: memoryview) -> list[Group]:
     if bytes(tail[-4:]) != _MAGIC or not 0 < length <= len(tail) - 8:
         raise ValueError("its footer is damaged")
     try:
-        groups = _Structs(tail, len(tail) - 8 - length).struct()[_GROUPS]
-        return [Group(group[_ROWS], [_column(chunk[_CHUNK]) for chunk in group[_CHUNKS]]) for group in groups]
+        footer = _Structs(tail, len(tail) - 8 - length).struct()
+        groups = [
+            Group(_wide(group[_ROWS]), [_column(chunk[_CHUNK]) for chunk in group[_CHUNKS]])
+            for group in footer[_GROUPS]
+        ]
+        paths = _paths(footer[_SCHEMA])
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError("its footer is damaged") from None
+    if any([path for path, _ in group.columns] != paths for group in groups):
+        raise ValueError("its columns are not those of its schema")  # by which Arrow finds them
+    return groups
+
+
+def _paths(schema: list[Any]) -> list[bytes]:
+    """Return the paths of the columns with values, in their order."""
+    found: list[bytes] = []
+    above: list[tuple[bytes, int]] = []  # names around an element, and how many elements each still has
+    left = _children(schema[0])
+    for element in schema[1:]:
+        while above and not left:
+            left = above.pop()[1]
+        left -= 1
+        if children := _children(element):
+            above.append((element[_NAME], left))
+            left = children
+        else:
+            found.append(b".".join([*(name for name, _ in above), element[_NAME]]))
+        if left < 0 or len(above) > _MAX_LEVELS:
+            raise ValueError("its schema is damaged")
+    if left or any(rest for _, rest in above):
+        raise ValueError("its schema is damaged")
+    return found
+
+
+def _children(element: dict[int, Any]) -> int:
+    count = element.get(_CHILDREN, _Int32(0))
+    if not isinstance(count, _Int32) or count < 0:
+        raise ValueError("its schema is damaged")
+    return count
 
 
 def _column(column: Any) -> tuple[bytes, tuple[int, int]]:
-    start = min(filter(None, (column.get(_DICTIONARY), column[_DATA])), default=0)
-    return b".".join(column[_PATH]), (start, start + column[_SIZE])
+    dictionary = column.get(_DICTIONARY)
+    places = [_wide(column[_DATA]), *([] if dictionary is None else [_wide(dictionary)])]
+    start = min(filter(None, places), default=0)
+    return b".".join(column[_PATH]), (start, start + _wide(column[_SIZE]))
+
+
+def _wide(number: Any) -> int:
+    if type(number) is not int:
+        raise ValueError("its footer is damaged")
+    return number

@@ -614,7 +614,7 @@ class _Columns:
             base / 1e3 if isinstance(base, int) and 0 < base < _INT64 else 0.0,
             properties,
             tuple(self._collectives),
-            tuple(OperatorInputs(*(text.decode() for text in key)) for key in self._shapes),
+            tuple(OperatorInputs(*(text.decode(errors="replace") for text in key)) for key in self._shapes),
             tuple(threads),
         )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import attrs
 
+from sm_profiler.descriptors import checked_regular, open_regular
 from sm_profiler.formats.layout import SYSTEM_FOLDER, TEMPORARY, SystemFile
 from sm_profiler.formats.trace_writer import quoted
 
@@ -109,7 +110,8 @@ class SystemWriter:
         self._minute = minute
         path = temporary_path(self.root, self.node, minute)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._fd = checked_regular(os.open(path, flags, 0o644), path)
 
 
 def temporary_path(root: Path, node: str, minute: int) -> Path:
@@ -126,7 +128,13 @@ def publish_minute(root: Path, node: str, minute: int) -> None:
         return
     # Readers ignore the temporary name, so they see either the old or the joined file.
     joined = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-    joined.write_bytes(target.read_bytes() + path.read_bytes())
+    joined.unlink(missing_ok=True)
+    with (
+        open_regular(target, flags=os.O_NOFOLLOW) as before,
+        open_regular(path, flags=os.O_NOFOLLOW) as after,
+        joined.open("xb") as file,
+    ):
+        file.write(before.read() + after.read())
     joined.rename(target)
     path.unlink()
 

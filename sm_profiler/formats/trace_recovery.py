@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler._version import __version__
-from sm_profiler.descriptors import open_regular
+from sm_profiler.descriptors import checked_regular, open_regular
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import EXIT_FOLDER, LOADING_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
@@ -138,7 +138,7 @@ def was_killed_here(path: Path, host: str) -> bool:
     if not (host and path.name.endswith(ending) and len(parts) == _PARTS) or _alive(parts[1]):
         return False
     try:
-        with path.open("rb") as file:
+        with open_regular(path, flags=os.O_NOFOLLOW) as file:
             lines = file.read(_MAX_RECORD).split(b",\n")
     except OSError:
         return False
@@ -276,7 +276,7 @@ def _claimed(path: Path, *, held: bool = False) -> Iterator[int]:
     Raises:
         OSError: another one is, or has finished it.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = checked_regular(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), path)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,7 +315,9 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
         raise ValueError(path)
     base_us, end_us, whole, cut = 0.0, 0.0, [], 0
     process: dict[str, Any] = {}
-    for line in path.read_bytes().split(b",\n"):
+    with os.fdopen(os.dup(fd), "rb") as file:  # its path may be that of another file by now
+        data = file.read()
+    for line in data.split(b",\n"):
         text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
         try:
             event = json.loads(text)

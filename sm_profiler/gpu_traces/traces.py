@@ -35,6 +35,7 @@ _RANK = re.compile(r"rank[-_.]?([0-9]{1,6})", re.IGNORECASE)
 _TIME = re.compile(r"\.[0-9]{9,20}\.pt\.trace\.json(\.gz)?$")  # as tensorboard_trace_handler names its files
 _BLOCK = 1 << 20
 MAX_FILES = 10_000
+_SMALL = 1 << 40  # no trace has so many launches
 
 
 @attrs.frozen
@@ -306,7 +307,7 @@ class Ranks:
 def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
     whole = traces[0]
     for trace in traces[1:]:
-        before, after = whole.events, trace.events
+        before, after = _with_small_numbers(whole.events), _with_small_numbers(trace.events)
         at = float(before.end_us.max()) if len(before) else 0.0
         moved = attrs.evolve(
             after,
@@ -325,6 +326,18 @@ def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
             threads=whole.threads + trace.threads,
         )
     return whole
+
+
+def _with_small_numbers(events: KinetoColumns) -> KinetoColumns:
+    """Return events whose numbers of launches and of operators are so small that those of other traces can follow."""
+    return attrs.evolve(events, correlation=_small(events.correlation), sequence=_small(events.sequence))
+
+
+def _small(numbers: NDArray[Any]) -> NDArray[Any]:
+    if numbers.max(initial=-1) < _SMALL:
+        return numbers
+    codes = np.unique(numbers, return_inverse=True)[1].astype(numbers.dtype)
+    return np.where(numbers >= 0, codes, numbers)
 
 
 def _after(numbers: NDArray[Any], offset: int) -> NDArray[Any]:

@@ -245,25 +245,48 @@ class LoadFinder:
         actions = self.waiting.pop(name, None)
         if actions is None:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path, target) if find else None
-            if spec is not None:
-                self.waiting[name] = actions  # until it is loaded: importlib.util.find_spec() only asks
-                _report_load(spec, self)
-                return spec
-        self.waiting[name] = actions  # not installed (yet)
-        return None
+        try:
+            for finder in sys.meta_path:
+                find = None if finder is self else getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = find(name, path, target) if find else None
+                if spec is not None:
+                    _report_load(spec, self)
+                    return spec
+            return None  # not installed (yet)
+        finally:
+            self.waiting[name] = actions  # until it is loaded: importlib.util.find_spec() only asks
+
+
+class _Relay:
+    """Takes the place of a loader that takes no attribute, until its module is loaded."""
+
+    def __init__(self, loader: Any, exec_module: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self.exec_module = exec_module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
+    """Have the loader of a module run the actions that wait for it."""
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
-    if load is None:
+    if load is None or getattr(load, "awaits", "") == spec.name:  # it was found before
         return
+    before = getattr(loader, "__dict__", {}).get("exec_module", _ABSENT)
 
     def exec_module(module: ModuleType) -> None:
-        loader.__dict__.pop("exec_module", None)
+        if module.__name__ != spec.name:  # a loader may be that of several modules, as for a zip file
+            load(module)
+            return
+        if getattr(loader, "__dict__", {}).get("exec_module") is exec_module:
+            if before is _ABSENT:
+                del loader.exec_module
+            else:
+                loader.exec_module = before
+        elif spec.loader is not loader:
+            spec.loader = module.__loader__ = loader
         actions = finder.loading[spec.name] = finder.waiting.pop(spec.name, [])
         try:
             load(module)
@@ -272,5 +295,12 @@ def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
         for action in actions:
             action()
 
-    # Patches this loader object for this call only: code that inspects the module later finds its usual loader.
-    loader.exec_module = exec_module
+    exec_module.awaits = spec.name  # type: ignore[attr-defined]
+    # Patches this loader object for this module only: code that inspects the module later finds its usual loader.
+    try:
+        if isinstance(loader, type):  # it would keep the attribute of all modules of its kind
+            raise TypeError
+        loader.exec_module = exec_module
+    except (AttributeError, TypeError):  # it has slots, or is one of another language's
+        relay: Any = _Relay(loader, exec_module)
+        spec.loader = relay

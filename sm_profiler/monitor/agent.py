@@ -26,6 +26,7 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler.config import load_profile
+from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import (
     END_MARKERS,
@@ -202,7 +203,8 @@ class LiveProfile:
         try:
             changed = Path(self.config).stat().st_mtime_ns
             if changed != self._changed:
-                profile = load_profile(Path(self.config).read_text("utf-8-sig"))
+                with open_regular(self.config) as file:
+                    profile = load_profile(file.read().decode("utf-8-sig"))
                 self._disabled, self.hook_on, self._changed = profile.disabled, profile.hook_on, changed
             self._failed = 0
         except FileNotFoundError:

@@ -192,7 +192,7 @@ def _whole_lines(data: bytes) -> bytes:
     end = data.rfind(b"\n") + 1
     try:
         json.loads(data[end:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return data[:end]
     return data
 

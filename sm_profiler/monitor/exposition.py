@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader
+    from requests import Response, Session
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0  # of a request, from its connection to the last byte of the answer
@@ -39,6 +40,11 @@ RENEW_S, LOST_S = (
     300.0,
 )  # a file with an address is touched this often; an untouched file is that of a killed monitor
 _OURS = re.compile(r"sm-profiler-.+-\d{1,5}\.json")  # a host and its port
+# Variables of the SDK by which the user's own session reaches the collector.
+_SESSIONS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_METRICS_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+)
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
 _SUFFIXES = {
     "1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": "", "s": "_seconds",
@@ -135,7 +141,11 @@ class Exposition(ThreadingHTTPServer):
         """Answer a request in a thread, unless many others wait: each may send a byte of its request now and then."""
         if self._free.acquire(blocking=False):
             self._begun[request] = time.monotonic()
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # there may be no further thread
+                self._ended(request)
+                raise  # to the server, which closes the connection
         else:
             self.shutdown_request(request)
 
@@ -144,8 +154,11 @@ class Exposition(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._begun.pop(request, None)
-            self._free.release()
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        self._begun.pop(request, None)
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing: a client that goes away is no error of the job."""
@@ -251,7 +264,26 @@ def _otlp_reader() -> MetricReader:
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
     silence_retries()
-    return PeriodicExportingMetricReader(OTLPMetricExporter())
+    session = None if any(os.environ.get(name) for name in _SESSIONS) else _session()
+    return PeriodicExportingMetricReader(OTLPMetricExporter(session=session))
+
+
+def _session() -> Session:
+    """Return a session that reads no answer but its status, and follows no redirect.
+
+    An answer may have no end, or unpack to gigabytes, and another host must not get the headers, which may hold a key.
+    """
+    import requests  # the exporter's
+
+    def close(response: Response, **_: object) -> None:
+        response.close()
+        if response.is_redirect:  # the exporter would take it for a success
+            raise requests.TooManyRedirects(f"it answers with a redirect (HTTP status {response.status_code})")
+
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(close)
+    return session
 
 
 def silence_retries() -> None:

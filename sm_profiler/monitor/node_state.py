@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sm_profiler.descriptors import checked_regular, open_regular
 from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM_FOLDER, TEMPORARY
 from sm_profiler.processes import PROC, start_time
 
@@ -127,7 +128,11 @@ class ProcessRegistry:
     def register(self, pid: int, host: str = "") -> None:
         """Add a process; with the identity of its machine, a reader there detects its end even if the monitor was killed."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{pid}-{start_time(pid, self._proc)}").write_text(host)
+        path = self._folder / f"{pid}-{start_time(pid, self._proc)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(checked_regular(os.open(path, flags, 0o644), path), "w") as file:
+            file.truncate()
+            file.write(host)
 
     def leave(self, pid: int, *, by_itself: bool = True) -> None:
         """Record that a process is about to end, by itself or by a signal."""
@@ -158,8 +163,11 @@ class ProcessRegistry:
         found = []
         for name in self._names():
             with contextlib.suppress(OSError, ValueError):
-                if "." not in name and not self._lives(name) and (self._folder / name).read_text() == host:
-                    found.append(int(name.partition("-")[0]))
+                if "." in name or self._lives(name):
+                    continue
+                with open_regular(self._folder / name, flags=os.O_NOFOLLOW) as file:
+                    if file.read().decode() == host:
+                        found.append(int(name.partition("-")[0]))
         return sorted(found)
 
     def dead(self) -> set[str]:
@@ -209,7 +217,8 @@ def _is_over_here(root: Path, node: str, host: str) -> bool:
 def _try_lock(path: Path) -> int | None:
     """Return an open file with an exclusive lock; None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = checked_regular(os.open(path, flags, 0o644), path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

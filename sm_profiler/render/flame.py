@@ -9,6 +9,7 @@ import attrs
 from markupsafe import Markup
 
 from sm_profiler._version import __version__
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Location
 from sm_profiler.formats.event_names import CELL
@@ -95,11 +96,12 @@ def part_of(finding: Finding, location: Location) -> str:
         return "makes the batches"
     if location.share <= 0:
         return "defined here"
-    if finding.kind is Class.INCONCLUSIVE:
-        return f"{percent(location.share)} of the time before the first step"
-    if finding.kind is Class.BALANCED:  # which names no loss
-        return f"{percent(location.share)} of the time outside the phases"
-    return f"{percent(location.share)} of the lost time"
+    of = {
+        Class.INCONCLUSIVE: "time before the first step",
+        Class.BALANCED: "time outside the phases",
+    }  # which name no loss
+    few = f", in {plural(location.samples, 'sample')}" if 0 < location.samples < limits.SAMPLES else ""
+    return f"{percent(location.share)} of the {of.get(finding.kind, 'lost time')}{few}"
 
 
 def graphs(samples: Samples, inside: Samples | None = None) -> list[Graph]:

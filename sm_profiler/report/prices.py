@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import attrs
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Cost, Verdict
+from sm_profiler.diagnosis.model import Cost, Finding, Interval, Verdict
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time
@@ -166,29 +166,24 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
         if not finding.kind.costs_time:
             continue
         whole = max(metrics.loop[1] - metrics.loop[0] - gap, 0.0) if finding.of == "loop" and metrics.loop else ran
-        seconds = loss_of(
-            finding.gain.seconds.value if finding.gain else None,
-            finding.share_of_time,
-            whole,
-            leads=finding is verdict.main,
-        )
-        wanted.append(("", seconds))
+        gain = finding.gain.seconds if finding.gain else None
+        wanted.append(("", loss_of(finding, gain, whole, leads=finding is verdict.main)))
     ran = max(bill.training_s if bill is not None else 0.0, ran, billed)
     return sum(seconds for _, seconds in billed_losses(wanted, billed, ran)), billed
 
 
-def loss_of(gain_s: float | None, share: float, whole_s: float, *, leads: bool) -> float:
-    """Return the seconds that a finding costs: what its repair saves.
+def loss_of(finding: Finding, gain: Interval | None, whole_s: float, *, leads: bool) -> float:
+    """Return the seconds that a finding costs: what its repair saves; of low confidence, what it saves at least.
 
     Args:
-        gain_s: that; None if it is unknown.
-        share: share of the time that is lost to it.
-        whole_s: the time that it is a share of.
+        finding: the finding.
+        gain: seconds that its repair saves; None if they are unknown.
+        whole_s: the time that its share is one of.
         leads: it is the verdict, whose share counts without a gain; the time of another may be the verdict's.
     """
-    if gain_s is not None:
-        return gain_s
-    return share * whole_s if leads else 0.0
+    if gain is not None:
+        return gain.low if finding.confidence == "low" else gain.value
+    return finding.share_of_time * whole_s if leads else 0.0
 
 
 def billed_losses(wanted: Iterable[tuple[K, float]], billed_s: float, ran_s: float) -> list[tuple[K, float]]:

@@ -22,6 +22,7 @@ from sm_profiler.storage import FileInfo, LocalStorage, Storage, open_storage, s
 ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
+_RELATIVE = {".", ".."}
 OUTPUTS = (OUTPUT, "profiler", "output")  # folders of a profile in its job's folder
 
 _SHOWN_JOBS = _SHOWN = 5
@@ -84,10 +85,14 @@ def not_a_folder(where: str) -> SourceError:
 
 def job_name(uri: str) -> str:
     """Return a job's name from the location of its profile: the folder that contains `profiler-output`."""
+    if "://" not in uri and not _RELATIVE.isdisjoint(uri.split("/")):
+        uri = os.path.abspath(uri)
     path = [part for part in uri.rpartition("://")[2].split("/") if part]
     while len(path) > 1 and path[-1] in OUTPUTS:
         path.pop()
-    return path[-1] if path else "training job"
+    return (
+        path[-1] if path and path[-1] not in _RELATIVE else "training job"
+    )  # a report is written to a folder of this name
 
 
 class NoProfilerDataError(SourceError):

@@ -186,3 +186,15 @@ for at, mask in {places}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     assert not done.returncode, done.stderr[-2000:]
+
+
+def test_a_footer_does_not_hide_a_column_from_the_check_of_its_size(tmp_path):
+    """Arrow finds columns by their order, not by the paths that a row group has for them."""
+    folder = write(tmp_path, schema.encode_header(account(4000)), 4000, text="x" * 20_000, plain=True)
+    path = folder / PART.key
+    whole = path.read_bytes()
+    for name in (b"node_id", b"type", b"name", b"dimension"):
+        at = whole.rindex(name)
+        whole = whole[:at] + name.upper() + whole[at + len(name) :]
+    path.write_bytes(whole)
+    assert "its columns are not those of its schema" in refused(folder)

@@ -103,6 +103,23 @@ def test_a_line_of_json_has_no_more_values_than_a_row(tmp_path):
         read_table(path)
 
 
+@pytest.mark.parametrize(("name", "line"), [("times.csv", "1,1,ab" + "," * (1 << 20)), ("times.log", ':::MLLOG {"a":[' + "[]," * (1 << 20) + "0]}")])  # fmt: skip
+def test_no_line_has_more_values_than_a_row(tmp_path, name, line):
+    path = tmp_path / name
+    path.write_text(f"step,seconds,rank\n{line}\n")
+    with pytest.raises(SourceError, match="line 2 has more values than a row of a table"):
+        read_table(path)
+
+
+def test_a_rank_with_a_single_moment_has_no_step(tmp_path):
+    path = tmp_path / "moments.csv"
+    path.write_text("step,start,rank\n0,100,0\n" + "".join(f"{step},{100 + step / 2},1\n" for step in range(40)))
+    assert [rank.name for rank in read_table(path).ledger.ranks] == ["1"]
+    path.write_text("step,start,rank\n0,100,0\n0,100,1\n")
+    with pytest.raises(SourceError, match="no rank has two steps"):
+        read_table(path)
+
+
 def test_columns_that_a_table_declares_and_rows_lack_take_no_memory(tmp_path):
     wide, keys = tmp_path / "wide.csv", tmp_path / "keys.jsonl"
     wide.write_text("step,seconds," + ",".join(f"c{at}" for at in range(6000)) + "\n" + "1,1.5\n2,1.5\n" * 6000)
@@ -141,6 +158,53 @@ def test_rows_of_parquet_that_take_no_bytes_are_refused(tmp_path, columns, optio
     pq.write_table(pa.table(columns), tmp_path / "times.parquet", compression="zstd", **options)
     with pytest.raises(SourceError, match=message):
         read_table(tmp_path / "times.parquet")
+
+
+def number(value):
+    """Return a number in the form that footers have."""
+    value, found = value << 1, b""
+    while value >= 128:
+        found, value = found + bytes([value & 127 | 128]), value >> 7
+    return found + bytes([value])
+
+
+def under_another_name(footer, _column):
+    at = footer.rindex(b"rank")
+    return footer[:at] + b"rbnk" + footer[at + 4 :]
+
+
+def at_another_place(footer, column):
+    """Let the column begin at the file's first page for readers that take 32 bits for a place; Arrow skips the field."""
+    data, dictionary = number(column.data_page_offset), number(column.dictionary_page_offset)
+    assert footer.count(b"\x26" + data + b"\x26" + dictionary) == 1
+    first = bytes([8 | 128, *[128] * (len(data) - 2), 0])
+    return footer.replace(b"\x26" + data + b"\x26" + dictionary, b"\x26" + dictionary + b"\x25" + first)
+
+
+@pytest.mark.parametrize("lie", [under_another_name, at_another_place])
+def test_a_parquet_footer_does_not_hide_a_column_from_the_check_of_its_size(tmp_path, lie):
+    path = tmp_path / "times.parquet"
+    long = ["x" * (100 << 20), *["0"] * 39_999]
+    table = pa.table({"seconds": np.random.default_rng(0).random(40_000), "rank": long, "step": np.arange(40_000)})
+    pq.write_table(
+        table, path, compression={"seconds": "none", "rank": "zstd", "step": "none"}, use_dictionary=["rank"],
+        write_statistics=False, dictionary_pagesize_limit=1 << 30, data_page_size=4096,
+    )  # fmt: skip
+    whole, column = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(1)
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    footer = lie(whole[start:-8], column)
+    path.write_bytes(whole[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    assert len(pq.ParquetFile(path).read_row_group(0, columns=["rank"])) == 40_000
+    with pytest.raises(SourceError, match=r"its (columns are not those of its schema|footer is damaged)"):
+        read_table(path)
+
+
+def test_columns_of_parquet_in_columns_and_with_dots_are_none_of_a_table_and_harmless(tmp_path):
+    path = tmp_path / "times.parquet"
+    nested = [{"x": [1, 2], "y": {"z": "a"}}] * 30
+    columns = {"a.b": ["c"] * 30, "nested": nested, "step": np.arange(30), "list": [[1]] * 30, "seconds": np.ones(30)}
+    pq.write_table(pa.table(columns), path)
+    assert read_table(path).rows == 30
 
 
 def test_a_column_of_parquet_with_fewer_values_than_rows_is_damage(tmp_path, monkeypatch):

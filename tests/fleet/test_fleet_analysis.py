@@ -125,6 +125,12 @@ def test_a_job_that_failed_is_repaired_by_one_that_completes():
     assert [top.name for top in fleet.top] == []
 
 
+@pytest.mark.parametrize(("confidence", "lost"), [("low", 0.8), ("medium", 1.0), ("high", 1.0)])
+def test_a_finding_of_low_confidence_counts_with_what_its_repair_saves_at_least(confidence, lost):
+    job = priced(report_json("a", finding("INPUT_BOUND", 600.0, confidence=confidence)))
+    assert job.losses[0].seconds == pytest.approx(600.0 * lost)
+
+
 def on_slurm(number, who, step_ms, **options):
     report = report_json(f"slurm-{number}", step_ms=step_ms, start=START_S + number * DAY, identity=who, **options)
     return priced(report)

@@ -56,6 +56,8 @@ def test_jobs_without_a_profile_are_not_covered(profiles):
 def test_a_list_must_have_its_columns_and_for_a_choice_by_time_the_start(profiles):
     with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
         read_listed("JobID|State\n1|COMPLETED\n")
+    with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
+        read_listed("JobIDRaw,Elapsed|State\n1,02:30|COMPLETED\n")
     with pytest.raises(ConfigError, match="column Start"):
         build_fleet([str(profiles)], since=1.0, listed=read_listed("JobIDRaw|Elapsed\n7|02:30\n"), progress=False)
 

@@ -170,6 +170,15 @@ def test_traces_of_one_rank_are_joined(tmp_path):
     assert len(gpu.launch_statistics()) == 3
 
 
+def test_traces_with_huge_numbers_of_launches_are_joined(tmp_path):
+    for index, huge in enumerate((2**63 - 1, 2**62)):
+        write(tmp_path / f"{index}.json", [*launch(huge), *launch(3, 100.0)], distributedInfo={"rank": 0})
+    events = GpuTraces(tmp_path, last_step=True).ranks[0].events
+    numbers = events.correlation[events.correlation >= 0]
+    assert len(set(numbers.tolist())) == 4
+    assert all(np.count_nonzero(numbers == one) == 2 for one in numbers)
+
+
 def test_no_trace_is_an_error(tmp_path):
     with pytest.raises(SourceError, match="no traces"):
         GpuTraces(tmp_path)
@@ -263,6 +272,13 @@ def test_hostile_arguments_leave_the_other_events(arguments):
     trace, outcome = read_kineto([b'{"schemaVersion": 1, "traceEvents": [' + b", ".join([before, odd, after]) + b"]}"])
     assert len(trace.events) + outcome.lost >= 7
     assert len(trace.events) >= 6
+
+
+def test_shapes_that_are_no_text_leave_the_trace():
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    data = document([{**operator, "args": {"Input Dims": ["?"], "Input type": ["float"]}}]).replace(b"?", b"\xff")
+    trace, _ = read_kineto([data])
+    assert [one.types for one in trace.inputs] == ['["float"]']
 
 
 def test_an_endless_record_ends_the_reading(monkeypatch):

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from functools import partial
 from http.client import HTTPException
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread, active_count
 
@@ -37,7 +37,15 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor import exposition
 from sm_profiler.monitor.agent import serve_metrics
 from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board, Progress, StepCounter, job_labels
-from sm_profiler.monitor.exposition import LOST_S, PORTS, Exposition, render, silence_retries, start_telemetry
+from sm_profiler.monitor.exposition import (
+    LOST_S,
+    MAX_REQUESTS,
+    PORTS,
+    Exposition,
+    render,
+    silence_retries,
+    start_telemetry,
+)
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = 'algo"1\n\\'
@@ -244,6 +252,13 @@ def test_a_job_that_has_not_reached_its_first_step_has_a_series(tmp_path):
     assert {(one.labels["mode"], one.value) for one in found["sm_profiler_steps"].samples} >= {("train", 0)}
 
 
+def test_a_last_line_that_nests_deeply_is_not_complete(tmp_path):
+    folder = tmp_path / "framework/pevents"
+    folder.mkdir(parents=True)
+    (folder / "1_7-algo-1_pythontimeline.json").write_text("[\n" + "[" * 200_000)
+    assert StepCounter(tmp_path, "algo-1").count()[""].steps["train"] == 0
+
+
 def test_links_are_not_followed(tmp_path):
     trace(tmp_path / "elsewhere.json", 5)
     folder = tmp_path / "out/framework/pevents"
@@ -340,6 +355,24 @@ def test_clients_that_never_end_their_requests_leave_the_number_of_threads_bound
     finally:
         server.close()
     assert capfd.readouterr().err == ""
+
+
+def test_requests_for_which_there_is_no_thread_do_not_count_for_ever(monkeypatch):
+    def full(_):
+        raise RuntimeError("can't start new thread")
+
+    metrics = Exposition("127.0.0.1", 0, list)
+    url = f"http://127.0.0.1:{metrics.server_port}/metrics"
+    try:
+        with monkeypatch.context() as context:
+            context.setattr(Thread, "start", full)
+            for _ in range(MAX_REQUESTS):
+                with pytest.raises((OSError, HTTPException)):
+                    urllib.request.urlopen(url, timeout=5)
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            assert answer.status == 200
+    finally:
+        metrics.close()
 
 
 def test_clients_that_send_a_byte_now_and_then_do_not_keep_others_from_the_metrics(monkeypatch):
@@ -525,6 +558,76 @@ def test_a_collector_that_is_away_neither_stops_nor_delays_a_job(tmp_path, monke
             end()
     assert time.monotonic() - started < 30
     assert caplog.text.count("the OpenTelemetry collector cannot be reached") == 1
+
+
+@contextlib.contextmanager
+def answering(monkeypatch, answer):
+    """Listen as a collector, to which `OTEL_*` points, and give each request an answer; yield their headers."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(dict(self.headers))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        do_GET = do_PUT = do_POST
+
+        def log_message(self, *_):
+            """Log nothing."""
+
+    got = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield got
+        server.shutdown()
+
+
+@pytest.fixture
+def exporter(monkeypatch):
+    """The exporter's logger, without what earlier tests have filtered."""
+    logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    monkeypatch.setattr(logger, "filters", [])
+    return logger
+
+
+def test_an_answer_without_an_end_is_not_read(tmp_path, monkeypatch, exporter, caplog):
+    def endless(request):
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(600):  # a minute
+            request.wfile.write(b"x" * (64 << 10))
+            sent.append(64 << 10)
+            time.sleep(0.1)
+
+    sent = []
+    with answering(monkeypatch, endless) as got:
+        board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"})
+        started = time.monotonic()
+        for end in board.ends:
+            end()
+        assert time.monotonic() - started < 4
+    assert got
+    assert sum(sent) < 20 << 20
+    assert not caplog.text
+
+
+def test_a_redirect_gets_no_key_and_is_one_line(tmp_path, monkeypatch, exporter, caplog):
+    def redirect(request):
+        request.send_response(307)
+        request.send_header("Location", "/elsewhere")
+        request.end_headers()
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+    with answering(monkeypatch, redirect) as got:
+        board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_OTLP": "1"})
+        for end in board.ends:
+            end()
+    assert len(got) == 1
+    [line] = caplog.messages
+    assert line.endswith("metrics are dropped until it can: it answers with a redirect (HTTP status 307)")
 
 
 def test_without_the_sdk_a_job_has_one_line(tmp_path, monkeypatch, caplog):

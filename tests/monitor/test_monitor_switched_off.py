@@ -1,5 +1,6 @@
 """The configuration file of a running job ends its sampling."""
 
+import itertools
 import json
 import os
 import threading
@@ -142,3 +143,17 @@ def test_a_configuration_that_stays_broken_is_reported_once(tmp_path, caplog):
         assert not profile.is_off()
         assert len(caplog.messages) == lines
     assert f"{config} is ignored: the profiler configuration is not JSON: " in caplog.messages[0]
+
+
+def test_a_pipe_in_place_of_the_configuration_does_not_stop_the_sampling(tmp_path, caplog):
+    """Opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "config.json")
+    profile = LiveProfile(
+        str(tmp_path / "config.json"), hook_on=False, clock=itertools.count(1.0, LOOK_SECONDS).__next__
+    )
+    looks = threading.Thread(target=lambda: [profile.is_off() for _ in range(3)], daemon=True)
+    looks.start()
+    looks.join(10)
+    assert not looks.is_alive()
+    assert len(caplog.messages) == 1
+    assert "not a regular file" in caplog.messages[0]

@@ -203,6 +203,16 @@ def test_a_model_of_64_bit_numbers_is_not_healthy(dtype, kind):
         assert main.gain.speedup.low < 2.4 < main.gain.speedup.high
 
 
+def test_the_type_of_a_models_numbers_is_known_however_steps_vary():
+    """Steps that became a third longer came before it."""
+    rows, now = [], 1.0
+    for step in range(200):
+        rows += training(1, forward=0.02 if step < 100 else 0.035, at=now, number=step)
+        now = rows[-1][2] + rows[-1][3] + 0.0002
+    verdict = report_from(rows, metadata=({"dtype": "torch.float64"},)).verdict
+    assert (verdict.kind, verdict.main.confidence) == (Class.DOUBLE_PRECISION, "medium")
+
+
 @pytest.mark.parametrize(("threads", "said"), [(1, True), (4, False), (8, False)])
 def test_a_healthy_training_on_some_of_the_cores_names_the_others(threads, said):
     """One thread on two cores was healthy, and the other thread made it a fifth faster."""

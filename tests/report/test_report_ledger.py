@@ -402,6 +402,23 @@ def test_hooks_of_gradients_are_callbacks(function, found):
     assert sum(ledger.seconds.values()) == pytest.approx(ledger.length)
 
 
+def test_an_optimizer_in_hooks_of_parameters_is_no_callback():
+    """`register_post_accumulate_grad_hook` with an optimizer a parameter was a slow callback, `update`."""
+    update = Place("train.py", 7, "update_in_backward.<locals>.update")
+    samples = Samples(
+        (
+            Sampled(NAME, "backward", False, (MAIN, update), "torch.optim.adam._single_tensor_adam", 6.0, 35),
+            Sampled(NAME, "backward", False, (MAIN,), "torch.autograd.graph._engine_run_backward", 3.0, 20),
+        ),
+        {("train.py", 20): "loss.backward()", ("train.py", 7): "optimizers[p].step()"},
+    )
+    rows = [row for row in training(300, backward=0.03, optimizer=0.0) if row[0] != "Optimizer"]
+    verdict = decide(Case(attrs.evolve(metrics_of(rows), samples=samples), {}))
+    assert (verdict.kind, verdict.main.confidence) == (Class.OPTIMIZER_BOUND, "medium")
+    assert verdict.main.where[0].line == 7
+    assert Class.SLOW_CALLBACK not in {one.kind for one in verdict.also}
+
+
 def hooked(*places, line="logits = model(x)", called="", others=()):
     """Return samples of a forward pass, outermost place first, with the text of the caller's line and of the next one."""
     stack = Sampled(NAME, "forward", False, places, "torch.nn.modules.module._call_impl", 2.0, 40)

@@ -213,7 +213,7 @@ def test_a_thread_that_waits_for_others_of_its_own_process_waits_for_no_other_pr
 def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
-    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= limits.MAJORITY)
+    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= limits.NOTICEABLE)
 
 
 @pytest.mark.parametrize(("busy", "blamed"), [(90, True), (55, False)], ids=["others", "its own threads"])
@@ -253,7 +253,10 @@ def test_long_steps_that_the_machine_may_have_caused_are_a_guess():
         one = training(1, forward=0.2 if step in chosen else 0.003, at=now, number=step)
         rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
     assert cause_found("STEP_OUTLIERS", judged(rows)).confidence == "high"
-    assert cause_found("STEP_OUTLIERS", judged(rows, waiting=0.5)).confidence == "low"
+    share = cause_found("STEP_OUTLIERS", judged(rows)).share_of_time
+    assert 0.35 < share < 0.7  # waits of half of that may be of those that the main thread does not see
+    assert cause_found("STEP_OUTLIERS", judged(rows, waiting=0.35)).confidence == "low"
+    assert cause_found("STEP_OUTLIERS", judged(rows, waiting=0.1)).confidence != "low"
 
 
 def test_long_waits_are_not_listed_a_second_time_as_waiting():

@@ -13,6 +13,7 @@ from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
 from sm_profiler.source import open_source, parse
 from sm_profiler.source import parse as memory
+from sm_profiler.source.opening import job_name
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import AccessDeniedError, LocalStorage, base
 
@@ -247,3 +248,15 @@ def test_links_that_lead_out_of_the_profile_are_counted_and_not_read(tmp_path, p
     ((name, reason),) = reasons(source).items()
     assert name == f"{MINUTE + 60}.algo-1.json"
     assert reason.endswith("is a link that leads out of the profile")
+
+
+def test_a_name_of_a_job_is_no_way_to_another_folder(tmp_path, monkeypatch):
+    """The report of `..` was written into the current folder, and that of a data set whose profile was in `x/..`."""
+    (tmp_path / "run/system").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run/system")
+    assert [job_name(place) for place in ("..", "../", ".", "./x/..", "../profiler-output")] == [
+        "run", "run", "system", "system", "run",
+    ]  # fmt: skip
+    assert [job_name(uri) for uri in ("s3://bucket/..", "s3://bucket/../profiler-output", "/..")] == [
+        "training job"
+    ] * 3

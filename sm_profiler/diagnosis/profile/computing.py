@@ -312,7 +312,7 @@ def double_precision(case: Case) -> Found | None:
     return Found(
         "double_precision", {"share": percent(share)}, (Evidence("time in passes and updates", round(share, 4), unit="share"),), share,
         saves=lambda loop: Saving.of_scenarios([loop.usual(*STEPS) * part for part in limits.KERNELS_SAVED["DOUBLE_PRECISION"]], STEPS),
-        doubt="the training may need it", where=lines_of_phase(case.metrics, "forward"),
+        doubt="the training may need it", error=0.0, where=lines_of_phase(case.metrics, "forward"),  # the type is known
     )  # fmt: skip
 
 
@@ -740,12 +740,11 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        # counted launches have Python around them; of steps that were not counted most is launching
+        # Counted launches are the least: what Python and modules add to them is in the passes, too. Beside other work,
+        # operators cost more than on an idle machine.
         known = launches_of(case) is not None
-        # Beside other work, operators cost more than on an idle machine.
-        idle = max(1 - case.core_wait, limits.MAJORITY)
-        least, most = (idle, limits.CLEARLY) if known else (limits.MAJORITY, 1.0)
-        fixed = [part * (found.share if known else passes) for part in (most, (least + most) / 2, least)]
+        least = found.share * max(1 - case.core_wait, limits.MAJORITY) if known else passes * limits.MAJORITY
+        fixed = [passes, (least + passes) / 2, least]
         grows = [max(passes - own, 0.0) * part for own, part in zip(fixed, (0.0, *limits.GROWS[::2]), strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
@@ -1005,8 +1004,10 @@ def optimizer(case: Case) -> Found | None:
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
     words = {"share": percent(share), "time": duration(spent), "repair": repair}
+    is_timed = _is_compiled(case) or case.mean(lambda rank: rank.share("optimizer")) >= limits.MAJORITY * share
     return Found(
-        "optimizer", words, evidence, share, saves=saves, doubt="" if is_faster else "it has no faster implementation",
+        "optimizer", words, evidence, share, saves=saves,
+        doubt="it has no faster implementation" if not is_faster else "" if is_timed else "inferred from samples",
         error=case.share_error("compiled" if _is_compiled(case) else "optimizer"), where=_lines_of_optimizer(case),
     )  # fmt: skip
 
@@ -1022,10 +1023,9 @@ def _is_by_hand(case: Case) -> bool:
 
 
 def _lines_of_optimizer(case: Case) -> tuple[Location, ...]:
-    if _is_by_hand(case):
-        return lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")
-    if timed := lines_of_phase(case.metrics, "optimizer"):
-        return timed
+    seen = lines_of_phase(case.metrics, "optimizer") or lines_of_samples(case.metrics, lambda one: case.seen.activity(one) == "optimizer")  # fmt: skip
+    if seen:
+        return seen
     traced = case.metrics.inside_compiled
     lines = Lines.of(one for one in traced.stacks if one.phase == "optimizer")
     found = lines.locations(lines.weights(), attrs.evolve(case.metrics, samples=traced), least=1)

@@ -99,7 +99,7 @@ _LOSS = re.compile(
     r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b"
     r"(?!\.Tensor\.__(iter|len|contains|array|repr|format|hash)__)"
 )
-_UPDATE = re.compile(r"^torch\.nn\.utils\.")  # clips gradients and parameters, as a part of the update
+_UPDATE = re.compile(r"^torch\.(nn\.utils|optim)\.")  # clips gradients and updates parameters, wherever it is called
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -532,6 +532,8 @@ class SeenCode:
             called = self.called(one)
             if called is None:
                 return ""
+            if one.phase == "backward" and _UPDATE.search(one.leaf):  # as hooks of parameters do
+                return "optimizer"
             return self._own_activity(one) or ("forward" if self._runs_forward(called) else CALLBACKS)
         return self._meaning(one)
 

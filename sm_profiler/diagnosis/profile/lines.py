@@ -86,7 +86,7 @@ class Lines:
             found.append(
                 Location(
                     place.file, place.line, place.function, weight / total, line.phases.most_common(1)[0][0],
-                    process if alone else "", metrics.samples.source(place),
+                    process if alone else "", metrics.samples.source(place), line.count,
                 )
             )  # fmt: skip
         return tuple(found)

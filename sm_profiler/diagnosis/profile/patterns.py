@@ -234,7 +234,8 @@ def outliers(case: Case) -> Found | None:
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
         "" if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
-        where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share),
+        # threads that a library starts wait for a core, too, unseen
+        where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share / limits.SURELY),
     )  # fmt: skip
 
 

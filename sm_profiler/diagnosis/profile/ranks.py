@@ -525,35 +525,35 @@ class _Exchange:
 
 
 def _exchange_of(rank: Rank, case: Case) -> _Exchange | None:
+    """Return the exchange of a rank, as a part of the backward passes that the hook timed: few have the times of both."""
     own = case.metrics.recorded(Synchronization).of(rank.name)
     if not own or rank.judged is not None:
         return None
-    latest, rows = own[-1].args, rank.steps[rank.train]
-    steps = int((rows.start <= latest.at_us).sum())
-    learned = rows.seconds("backward") > 0
-    length = case.mean(lambda one: float(one.iterations.length.mean()))
-    if latest.passes <= 0 or steps <= 0 or length <= 0 or not learned.any():
+    latest, first = own[-1].args, rank.attempts.breaks[-1] if rank.attempts.breaks else 0
+    rows = rank.steps[first:][rank.train[first:]]  # of this attempt, as the passes are
+    steps, learned = int((rows.start <= latest.at_us).sum()), rows.seconds("backward") > 0
+    alone = max(latest.communication_us - latest.overlap_us, 0.0)
+    timed = latest.backward_us + alone
+    if latest.passes <= 0 or steps <= 0 or timed <= 0 or not learned.any():
         return None
     each = latest.passes / steps  # the loop may read a batch, and so make a step, for each of several passes
     updated = float((rows.seconds("optimizer")[learned] > 0).mean())
-    alone = max(latest.communication_us - latest.overlap_us, 0.0)
-    of_loop = each / 1e6 / length * (1 - case.metrics.average_share("evaluation"))
-    passes = each / updated if updated > 0 else 1.0
-    return _Exchange(min(alone * of_loop, 1.0), min(latest.communication_us * of_loop, 1.0), passes, latest)
+    passes, backward = each / updated if updated > 0 else 1.0, rank.share("backward") * min(each, 1.0)
+    return _Exchange(backward * alone / timed, backward * min(latest.communication_us / timed, 1.0), passes, latest)
 
 
 def _synchronization(case: Case) -> Found | None:
     """Find gradients that are exchanged while nothing is computed, as DistributedDataParallel timed it.
 
-    The rank that waits least for the others shows what the exchange itself takes. If gradients of several backward passes
-    are added up, one exchange for all of them does.
+    The rank that waits least for the others shows what the exchange itself takes. Where ranks wait for cores, the others
+    wait for them in the exchange. If gradients of several backward passes are added up, one exchange for all of them does.
     """
     found = [one for rank in case.ranks if (one := _exchange_of(rank, case)) is not None]
     if len(found) <= 1 or len(found) < len(case.ranks):
         return None
     least, passes = min(found, key=lambda one: one.alone), min(one.passes for one in found)
     again = 1 - 1 / passes if passes >= 2 - limits.MAJORITY else 0.0
-    share = least.alone
+    share = max(least.alone - case.core_wait, 0.0)
     if share < limits.FLOOR or not (again or share >= limits.HEALTHY):
         return None
 

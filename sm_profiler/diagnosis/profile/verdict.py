@@ -377,10 +377,9 @@ def _healthy(case: Case) -> Finding | None:
         text, confidence = "unseen_waits", Confidence("low", "what blocks a read is unknown")
     headline, advice = HEADLINES[text].format_map(words), ADVICE[text].format_map(words)
     if case.shared_wait >= limits.MAJORITY:
-        headline, advice = HEADLINES["shared_machine"].format_map(words), ADVICE["shared_machine"]
-        label = SHARED
+        headline, advice, label = HEADLINES["shared_machine"].format_map(words), ADVICE["shared_machine"], SHARED
     elif case.shared_wait >= limits.NOTICEABLE:
-        headline += FRAGMENTS["shared_besides"].format_map(words)
+        headline, label = headline + FRAGMENTS["shared_besides"].format_map(words), SHARED
         advice = ADVICE["shared_machine"] if text == "healthy" else f"{ADVICE['shared_machine']} {advice}"
     gpu = case.gpu_mean
     if label == Class.BALANCED.label and gpu is not None and gpu < 100 * limits.MAJORITY:

@@ -61,14 +61,18 @@ def stored(name: str) -> bytes:
 
 
 def lines(data: bytes, name: str) -> Iterator[str]:
-    """Return the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
+    """Yield the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
 
     Raises:
-        SourceError: before the first line: it is damaged, or unpacks to too much.
+        SourceError: before the first line: it is damaged, or unpacks to too much; later: a line has too many values.
     """
-    if data[:2] == GZIP:
-        return _unpacked(data, name)
-    return io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="\n")
+    is_packed = data[:2] == GZIP
+    text = _unpacked(data, name) if is_packed else io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="\n")
+    for number, line in enumerate(text, 1):
+        # each value may become an object of a hundred bytes; a short line is not counted
+        if len(line) > PIECE_CELLS and sum(map(line.count, ",;\t{[")) > PIECE_CELLS:
+            raise SourceError(f"{printable(name)}: line {number} has more values than a row of a table")
+        yield line
 
 
 def _unpacked(data: bytes, name: str) -> Iterator[str]:
@@ -146,8 +150,6 @@ def _json_pieces(data: bytes, name: str) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for number, line in enumerate(lines(data, name), 1):
         if line.strip():
-            if sum(map(line.count, ",{[")) > PIECE_CELLS:  # each may become an object of a hundred bytes
-                raise SourceError(f"{printable(name)}: line {number} has more values than a row of a table")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):

@@ -160,7 +160,7 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     if whole:
         moments = len(found.keys() & TIMED) == 1 and "seconds" not in found
         if moments or _grow(rows):
-            rows = _between_moments(rows)
+            rows = _between_moments(rows, name)
         rows = _in_parts(rows, [printable(key)[:40] for key in columns.parts])
     if rows.timed:
         rows = _on_one_clock(rows)
@@ -402,17 +402,21 @@ def _grow(rows: _Rows) -> bool:
     return bool(np.count_nonzero(same) >= limits.MIN_STEPS and (np.diff(rows.seconds[order])[same] > 0).all())
 
 
-def _between_moments(rows: _Rows) -> _Rows:
+def _between_moments(rows: _Rows, name: str) -> _Rows:
     """Return rows with the time since the rank's step before, from the moments at which steps were recorded.
 
-    If every tenth step was recorded, it has the time of ten, and one that follows earlier counts as if it were as late.
+    The first step of a rank has none, so a rank of a single one is left out. If every tenth step was recorded, it has the time of ten, and one that follows earlier counts as if it were as late.
     """
     order = np.lexsort((rows.step, rows.rank))
     since = np.r_[-1.0, np.where(np.diff(rows.rank[order]) == 0, np.diff(rows.seconds[order]), -1.0)]
     steps, kept = np.r_[1, np.diff(rows.step[order])], since >= 0
     since *= np.median(steps[kept]) / np.maximum(steps, 1) if kept.any() else 1.0
     found = rows.at(order[kept])
-    return attrs.evolve(found, seconds=since[kept], start=np.zeros(int(kept.sum())))
+    ranks, code = np.unique(found.rank, return_inverse=True)
+    names = [rows.rank_names[rank] for rank in ranks]
+    if not names:
+        raise SourceError(f"{printable(name)}: no rank has two steps, between whose moments the time of one lies")
+    return attrs.evolve(found, rank_names=names, rank=code, seconds=since[kept], start=np.zeros(int(kept.sum())))
 
 
 def _in_parts(rows: _Rows, parts: Sequence[str]) -> _Rows:
