@@ -146,6 +146,10 @@ class Amounts:
     def of(cls, totals: Totals) -> Amounts:
         return cls(totals.in_dollars)
 
+    def of_part(self, sums: Totals) -> Amounts:
+        """Return those for some of the jobs: hours if the bill of none of them is known, since they are not free."""
+        return self if sums.priced or not sums.unpriced else Amounts(priced=False)
+
     @property
     def noun(self) -> str:
         """Name of what is counted."""
@@ -222,14 +226,15 @@ def _lines(fleet: Fleet, keys: Sequence[str]) -> Iterator[str]:
                 yield f"  and {len(sentences) - LINES:,} more"
 
 
-def _of_groups(groups: Sequence[Group], amounts: Amounts) -> Iterator[str]:
+def _of_groups(groups: Sequence[Group], whole: Amounts) -> Iterator[str]:
     """Write what groups cost and lose, and what of it was judged."""
     for group in groups[:GROUPS]:
-        sums = group.sums
+        sums, amounts = group.sums, whole.of_part(group.sums)
         spent, lost = amounts.format(amounts.spent(sums)), amounts.format(amounts.lost(sums))
         judged = "" if sums.coverage is None else f", {percent(sums.coverage)} judged"
         name = cut(group_value(group.value), _NAME) or "unknown"
-        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}"
+        unpriced = f", {sums.unpriced:,} without a price" if amounts.priced and sums.unpriced else ""
+        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}{unpriced}"
     if len(groups) > GROUPS:
         yield f"  and {len(groups) - GROUPS:,} more"
 
