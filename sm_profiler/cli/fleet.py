@@ -70,7 +70,8 @@ def add_fleet(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--jobs",
         metavar="FILE",
-        help="the scheduler's list of jobs, written by sacct -X -P -o JobIDRaw,JobName,User,State,Start,Elapsed; those without a profile count as not judged",
+        help="the scheduler's list of jobs, written by sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES; "
+        "those without a profile count as not judged",
     )
     add_executor(parser, default="local")
     parser.add_argument(

@@ -33,7 +33,7 @@ from sm_profiler.fleet.wording import (
     none_of,
     result,
 )
-from sm_profiler.formatting import clean, duration, percent, plural, shorten
+from sm_profiler.formatting import clean, duration, first_sentences, percent, plural, shorten
 from sm_profiler.jobs.listing import PAGE
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import PageTable, Picture, cut_table
@@ -60,6 +60,7 @@ MAX_WEEKS = 53
 PLAIN_ROWS = 100  # rows that the page has without its script
 ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
 NAME = 90
+REASON = 200  # characters, of its beginning
 _HOLE = "\0"  # takes the place of the job's name in an address
 
 
@@ -206,7 +207,8 @@ class _Page:
         parts.append(ChartPart("No waste found", useful, "sky"))
         unknown = max(spent - amounts.judged(totals), 0.0)
         if unknown > 0:
-            parts.append(ChartPart("Not judged", unknown, "pale", plural(totals.jobs - totals.judged, "job")))
+            left = sum(not job.is_judged for job in self._fleet.jobs if job.bill_usd is not None or not amounts.priced)
+            parts.append(ChartPart("Not judged", unknown, "pale", plural(left, "job")))
         legend = tuple(
             (part.name, part.colour, f"{amounts.format(part.value)}|{percent(part.value / spent)}{', ' + part.note if part.note else ''}")
             for part in parts
@@ -259,8 +261,9 @@ class _Page:
             found.append(("GPU time", hours(totals.gpu_hours), "hours of all GPUs"))
         if amounts.priced and totals.saved_usd > 0:
             found.append(("Saved by spot machines", money(totals.saved_usd), ""))
+        priced = sum(job.failed_usd is not None for job in self._fleet.jobs)
         if amounts.priced and totals.failed_usd > 0:
-            found.append(("Spent on failed jobs", money(totals.failed_usd), plural(totals.failed, "job")))
+            found.append(("Spent on failed jobs", money(totals.failed_usd), plural(priced, "job")))
         return found
 
     def _ranking(self) -> list[Step]:
@@ -270,7 +273,7 @@ class _Page:
             found.append(
                 Step(
                     self._amounts.amount(top.usd, top.instance_hours),
-                    label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
+                    label(top.cause) + (f": {first_sentences(top.reason, REASON)}" if top.reason else ""),
                     top.next_step, shorten(job.title, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
@@ -315,15 +318,16 @@ class _Page:
         return found
 
     def _group(self, group: Group, most: float, weeks: Sequence[tuple[float, float]]) -> GroupRow:
-        amounts, sums = self._amounts, group.sums
+        amounts, sums = self._amounts.of_part(group.sums), group.sums
         spent, lost = amounts.spent(sums), amounts.lost(sums)
+        drawn = spent if amounts == self._amounts else 0.0  # on the scale of the others
         name = shorten(group_value(group.value), 60) or "(unknown)"
         judged = amounts.judged(sums)
         written = f"{name}: {amounts.format(spent)} spent, {amounts.format(lost)} wasted, {amounts.format(spent - judged)} not judged"
         return GroupRow(
             name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost) if judged > 0 else "",
             percent(lost / judged) if judged > 0 else "not judged",
-            label(next(iter(sums.causes))) if sums.causes else "", _meter(spent, lost, judged, most, written),
+            label(next(iter(sums.causes))) if sums.causes else "", _meter(drawn, lost, judged, most, written),
             _trend(weeks, f"{name}, by week"),
         )  # fmt: skip
 
@@ -379,7 +383,7 @@ class _Page:
             ("Job", "Status", "Reason", "What it cost"),
             [
                 (
-                    fleet.jobs[failure.job].title, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
+                    fleet.jobs[failure.job].title, _state(failure.status, failure.interruptions), first_sentences(failure.reason, REASON),
                     self._amounts.text(failure.usd, failure.instance_hours),
                 )
                 for failure in fleet.failures

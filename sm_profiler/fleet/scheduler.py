@@ -15,7 +15,7 @@ from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import ended_by
 
-COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes"
+COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES"
 BILLED_BY = "scheduler"
 _ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
 NO_MEMORY = "OUT_OF_MEMORY"
@@ -25,6 +25,7 @@ _STATUS = {  # a time limit stops a job, as it does on the service
     **dict.fromkeys(("FAILED", NO_MEMORY, "NODE_FAIL", "BOOT_FAIL"), "Failed"),
 }  # fmt: skip
 _WORSE = ("", "InProgress", "Completed", "Stopped", "Failed")  # of two ends of a job, the later one here counts
+_GPUS = re.compile(r"gres/gpu(:[^=,]+)?=([0-9]{1,6})\b")  # of all nodes: of each type, or of all types together
 _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without its own name is called
 
 
@@ -60,6 +61,8 @@ def _job(row: Mapping[str, str]) -> FleetJob | None:
     started, nodes, name = _time(row.get("Start", "")), row.get("NNodes", ""), safe_name(row.get("JobName", ""))
     state = row.get("State", "").partition(" ")[0].rstrip("+")  # "CANCELLED by 1001"
     status = _STATUS.get(state, "")
+    counts = [(int(count), kind) for kind, count in _GPUS.findall(row.get("AllocTRES", ""))]
+    gpus = max(sum(count for count, kind in counts if bool(kind) == of_type) for of_type in (False, True))
     return FleetJob(
         f"slurm-{safe_name(number)}",
         listed_only=True,
@@ -70,6 +73,8 @@ def _job(row: Mapping[str, str]) -> FleetJob | None:
         started=started,
         ended=None if started is None else started + ran,
         instances=min(max(int(nodes), 1), MAX_INSTANCES) if re.fullmatch("[0-9]{1,6}", nodes) else 1,
+        gpus=gpus,
+        gpu_hours=gpus * ran / 3600 if gpus else None,
         user=safe_name(row.get("User", "")),
         account=safe_name(row.get("Account", "")),
         job_name=name,

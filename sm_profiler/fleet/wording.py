@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.fleet.model import Fleet, FleetJob, Group, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
-from sm_profiler.formatting import first_sentences, percent, plural, shorten
+from sm_profiler.formatting import first_sentences, percent, plural
 from sm_profiler.printable import cut, printable
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
@@ -147,6 +147,10 @@ class Amounts:
     def of(cls, totals: Totals) -> Amounts:
         return cls(totals.in_dollars)
 
+    def of_part(self, sums: Totals) -> Amounts:
+        """Return those for some of the jobs: hours if the bill of none of them is known, since they are not free."""
+        return self if sums.priced or not sums.unpriced else Amounts(priced=False)
+
     @property
     def noun(self) -> str:
         """Name of what is counted."""
@@ -223,14 +227,15 @@ def _lines(fleet: Fleet, keys: Sequence[str]) -> Iterator[str]:
                 yield f"  and {len(sentences) - LINES:,} more"
 
 
-def _of_groups(groups: Sequence[Group], amounts: Amounts) -> Iterator[str]:
+def _of_groups(groups: Sequence[Group], whole: Amounts) -> Iterator[str]:
     """Write what groups cost and lose, and what of it was judged."""
     for group in groups[:GROUPS]:
-        sums = group.sums
+        sums, amounts = group.sums, whole.of_part(group.sums)
         spent, lost = amounts.format(amounts.spent(sums)), amounts.format(amounts.lost(sums))
         judged = "" if sums.coverage is None else f", {percent(sums.coverage)} judged"
         name = cut(group_value(group.value), _NAME) or "unknown"
-        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}"
+        unpriced = f", {sums.unpriced:,} without a price" if amounts.priced and sums.unpriced else ""
+        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}{unpriced}"
     if len(groups) > GROUPS:
         yield f"  and {len(groups) - GROUPS:,} more"
 
@@ -246,7 +251,7 @@ def _top(fleet: Fleet, jobs: Sequence[TopJob]) -> Iterator[str]:
     ranked, shown = sorted(jobs, key=lambda job: -lost(job)), set[str]()
     for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, _STEP))):
         for job in some:
-            reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
+            reason = f": {first_sentences(job.reason, _REASON)}" if job.reason else ""
             yield f"  {amounts.format(lost(job)):>10}  {cut(fleet.jobs[job.job].title, _NAME)}: {label(cause)}{reason}"
         if step not in shown:
             yield f"  {'':>10}  {step}"

@@ -102,7 +102,14 @@ class RankEnd:
         return _after(self.step, counted=self.counted)
 
     @property
+    def raised(self) -> bool:
+        """An exception ended it, or its exit code: it was not killed."""
+        return self.state == CRASHED or (self.state == OUT_OF_MEMORY and bool(self.error))
+
+    @property
     def _what(self) -> str:
+        if self.state == OUT_OF_MEMORY and self.error:
+            return "ran out of memory"
         if self.state in {KILLED, OUT_OF_MEMORY}:
             return "was killed"
         if self.exit_code and not self.error:
@@ -112,7 +119,8 @@ class RankEnd:
 
     @property
     def _why(self) -> str:
-        return " because memory ran out" if self.state == OUT_OF_MEMORY else _because(self.error, self.place)
+        killed = self.state == OUT_OF_MEMORY and not self.error
+        return " because memory ran out" if killed else _because(self.error, self.place)
 
 
 @attrs.frozen
@@ -313,13 +321,13 @@ def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[i
     found = []
     for name in dict.fromkeys((*latest, *steps)):
         one, (count, at) = latest.get(name, {}), steps.get(name, (0, 0.0))
-        ended, step = one.get(END_US), one.get(END_STEP)
+        ended, step, error = one.get(END_US), one.get(END_STEP), bounded_line(_text(one.get(END_ERROR)))
         found.append(
             RankEnd(
                 name,
-                _text(one.get(END)),
+                _without_memory(_text(one.get(END)), error),
                 _whole(one.get(END_CODE)),
-                bounded_line(_text(one.get(END_ERROR))),
+                error,
                 count if step is None else _whole(step) or 0,
                 step is not None,
                 float(ended) / 1e6 if isinstance(ended, (int, float)) else at,
@@ -398,7 +406,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
             error, place = (
                 (error, place) if error else (bounded_line(facts.stored.error), bounded_line(facts.stored.place))
             )
-        state = OUT_OF_MEMORY if state == CRASHED and _NOT_ALLOCATED.search(error) else state
+        state = _without_memory(state, error)
     elif state == STOPPED:
         secondary = _text(facts.description.get("SecondaryStatus"))
         error = (
@@ -439,6 +447,11 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         facts.silent_s if state == UNKNOWN or (state == KILLED and facts.left_open) else None,
         unrecorded,
     )
+
+
+def _without_memory(state: str, error: str) -> str:
+    """Return the state of what ended with an error: it ran out of memory if an allocation failed."""
+    return OUT_OF_MEMORY if state == CRASHED and _NOT_ALLOCATED.search(error) else state
 
 
 def _exit_code(code: int) -> int:
@@ -487,8 +500,8 @@ def _first_failed(ranks: Sequence[RankEnd]) -> RankEnd | None:
     if len(ranks) == 1:
         return failed[0] if failed else None
     by_time = sorted(failed, key=lambda one: (one.at, one.name))
-    own = [one for one in by_time if one.state == CRASHED and not _OF_A_PEER.search(one.error)]
-    killed = [one for one in by_time if one.state in {KILLED, OUT_OF_MEMORY}]
+    own = [one for one in by_time if one.raised and not _OF_A_PEER.search(one.error)]
+    killed = [one for one in by_time if not one.raised]
     if own and not any(one.at < own[0].at - _FLUSH_S for one in killed):
         return own[0]
     if not killed:
@@ -517,7 +530,7 @@ def _short(peers: Sequence[RankEnd]) -> RankEnd | None:
 
 def _missed(one: RankEnd, gone: RankEnd) -> bool:
     """Return whether a rank went on after another one had ended by itself, and failed or waits because of that."""
-    if one.state == CRASHED:
+    if one.raised:
         return one.step >= gone.step and one.at >= gone.at - _FLUSH_S and _OF_A_PEER.search(one.error) is not None
     if one.step <= gone.step:  # it may evaluate or save what all have trained
         return False

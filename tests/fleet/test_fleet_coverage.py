@@ -176,6 +176,16 @@ def test_jobs_that_waste_most_come_first_with_any_cause():
     assert top.count("Repair INPUT_BOUND.") == 1
 
 
+def test_the_reason_of_a_failure_is_cut_at_its_end():
+    """Its middle was left out, with what had failed."""
+    reason = f"After 200 training steps, rank 1 ran out of memory: RuntimeError: [enforce fail at {'alloc.cpp ' * 30}] code 12"
+    job = priced(report_json("a"), description("a", status="Failed", FailureReason=reason), prices=PRICES)
+    fleet = assemble([job])
+    for shown in (summary(fleet), render_html(fleet)):
+        assert "RuntimeError: [enforce fail at alloc.cpp" in shown
+        assert "code 12" not in shown.partition("Failed: After")[2].splitlines()[0]
+
+
 def test_advice_below_the_jobs_that_waste_most_is_short():
     """Below each job there was a long paragraph, with the numbers of that job."""
     jobs = [

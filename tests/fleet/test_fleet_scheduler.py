@@ -7,8 +7,9 @@ import pytest
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.scheduler import read_listed
-from sm_profiler.fleet.wording import result
+from sm_profiler.fleet.page import render_html
+from sm_profiler.fleet.scheduler import COMMAND, read_listed
+from sm_profiler.fleet.wording import result, summary
 from tests.support.fleets import START_S, finding, report_json
 
 PLACE = {"where": "", "step": 9}
@@ -39,6 +40,49 @@ def test_jobs_that_never_ran_and_steps_are_left_out():
     assert last.instance_hours == pytest.approx(49)
     assert result(last) == "No profile"
     assert [job.billable_s for job in read_listed("JobIDRaw,Elapsed\n7,02:30\n")] == [150]
+
+
+@pytest.mark.parametrize(
+    ("allocated", "gpus"),
+    [
+        ("billing=8,cpu=64,gres/gpu:h100=12,gres/gpu:a100=4,gres/gpu=16,mem=1T,node=2", 16),
+        ("cpu=64,gres/gpu:h100=12,gres/gpu:a100=4,node=2", 16),
+        ("cpu=64,mem=1T,node=2", 0),
+        ("", 0),
+    ],
+)
+def test_the_gpus_of_a_job_without_a_profile_have_their_price(allocated, gpus, tmp_path):
+    listed = read_listed(f"JobIDRaw|Elapsed|NNodes|AllocTRES\n7|02:00:00|2|{allocated}\n")
+    assert (listed[0].gpus, listed[0].gpu_hours) == (gpus, 2.0 * gpus or None)
+    (job,) = build_fleet([str(tmp_path)], listed=listed, prices={"*": {"gpu_hour": 2.0}}, progress=False).jobs
+    assert job.bill_usd == (64.0 if gpus else None)
+
+
+def test_jobs_without_a_price_are_not_free(tmp_path):
+    """A user with most of the machine time was shown with $0, and 1 job's price as that of all."""
+    for number, failed in ((1001, False), (1002, True)):
+        report = report_json(f"slurm-{number}", start=START_S + number, identity={"user": "anna"}, instance_type="own")
+        report["end"] = {"state": "crashed" if failed else "completed", "exit_code": 1, "error": "x", **PLACE}
+        (folder := tmp_path / f"slurm-{number}").mkdir()
+        (folder / "report.json").write_text(json.dumps(report))
+    without = "".join(f"{number}|ben|{state}|10:00:00\n" for number, state in ((7, "FAILED"), (8, "COMPLETED")))
+    listed = read_listed(f"JobIDRaw|User|State|Elapsed\n{without}9|anna|FAILED|10:00:00\n")
+    fleet = build_fleet([str(tmp_path)], listed=listed, prices={"own": 9.0}, progress=False)
+    lines = {line.split()[0]: line for line in summary(fleet, ["user"]).splitlines() if line}
+    assert "20.0 h" in lines["ben"]
+    assert "$" not in lines["ben"]
+    assert "$18.00" in lines["anna"]
+    assert lines["anna"].endswith("3 jobs, 1 without a price")
+    page = render_html(fleet)
+    assert "20.0 h" in page
+    assert "Spent on failed jobs <small>1 job</small></dt><dd><b>$9.00</b>" in page
+    assert "Not judged" not in page.partition("</svg>")[0]  # nothing of what has a price
+
+
+def test_the_help_has_the_whole_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["fleet", "--help"])
+    assert "".join(COMMAND.split()) in "".join(capsys.readouterr().out.split())
 
 
 def test_jobs_without_a_profile_are_not_covered(profiles):

@@ -131,6 +131,24 @@ def test_no_gain_is_credited_to_what_is_still_found():
     assert (one.as_dict()["measured"], one.as_dict()["held"]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("after", "claimed"),
+    [
+        ({"wait": 0.0005, "outside": 0.0492}, False),  # slower: the new cause hides the other
+        ({"wait": 0.0005, "outside": 0.0122}, False),  # faster than before, and not by as much as predicted
+        ({"wait": 0.0005, "outside": 0.0012}, True),
+        ({"wait": 0.0005, "forward": 0.012}, True),  # without a new cause, less than predicted is that
+    ],
+)
+def test_a_cause_that_is_gone_beside_a_new_one_is_not_called_repaired(after, claimed):
+    """A healthy but oversubscribed run and one with a straggler "repaired" the first: 0.27 times as fast."""
+    found = compare(report_from(training(400, wait=0.0205)), report_from(training(400, **after)))
+    assert found.verdicts[0] == "INPUT_BOUND"
+    assert found.verdicts[1] != "INPUT_BOUND"
+    assert ("Repairing" in terminal_comparison(found)) == claimed
+    assert ("Repairing" in render_comparison(found)) == claimed
+
+
 def of_batches(size, **times):
     return report_from(training(400, **times), metadata=({"samples_per_step": size},))
 
@@ -144,9 +162,9 @@ def shared(report, share):
 
 def test_larger_batches_are_compared_per_sample_in_every_statement():
     before = of_batches(16, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)
-    after = of_batches(128)  # steps 8.5 times as long, batches 8 times as large
+    after = of_batches(128, backward=0.003)  # steps 6.8 times as long, batches 8 times as large
     found = compare(before, after)
-    plain = compare(report_from(training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)), report_from(training(400)))  # fmt: skip
+    plain = compare(report_from(training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)), report_from(training(400, backward=0.003)))  # fmt: skip
     assert found.per == "sample"
     assert found.step.change + 1 == pytest.approx((plain.step.change + 1) / 8)
     assert found.sentence.startswith("Samples take ")

@@ -171,13 +171,31 @@ def test_a_dead_rank_is_the_verdict(second, headline):
 
 
 def test_a_rank_that_was_killed_after_another_may_have_come_further():
-    """The rank that died was said to have 151 training steps, and the one that came furthest 80."""
+    """The rank that died had 151 training steps, and the one that “came furthest” 80."""
     report = two_ranks(record(0, "killed", 9.0), record(1, "crashed", 2.5, 190, "ValueError: x"))
     main = report.verdict.main
     assert main.headline == "After 190 training steps, algo-1-1 failed: ValueError: x."
     (furthest,) = main.evidence
     assert furthest.metric == "recorded training steps of the other rank that came furthest"
     assert furthest.value == 151
+
+
+@pytest.mark.parametrize("error", NOT_ALLOCATED)
+def test_a_rank_whose_allocation_failed_ran_out_of_memory_in_the_verdict_as_well(error):
+    """The end of the job was that; its verdict was that a rank had failed, with the advice to read the traceback."""
+    report = two_ranks(record(0, "crashed", 3.1, 151, PEER), record(1, "crashed", 2.5, 150, error))
+    main, stored = report.verdict.main, json.loads(to_json(report))
+    assert stored["end"]["state"] == stored["job"]["ranks"][1]["end"]["state"] == "out_of_memory"
+    assert main.headline.startswith(f"After 150 training steps, algo-1-1 ran out of memory: {error}")
+    of_gpu = any(word in error for word in ("CUDA", "RESOURCE_EXHAUSTED", "ResourceExhausted"))
+    assert ("Give the job more memory" in main.next_step) == (not of_gpu)
+
+
+def test_of_ranks_that_run_out_of_memory_together_the_first_one_is_named():
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+    report = two_ranks(record(0, "crashed", 2.6, 150, error), record(1, "crashed", 2.5, 150, error))
+    assert report.metrics.ending.dead.name == "algo-1-1"
+    assert report.metrics.ending.error == error
 
 
 def test_what_follows_a_death_is_no_measure_of_the_speed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -572,6 +573,7 @@ def _in_percent(case: Case, advice: str, holder: str, growth: Growth, gained: Ev
 # --- trainings that stopped -----------------------------------------------------------------------------------------
 
 MAX_ERROR = 120  # characters, of an exception
+_OF_A_DEVICE = re.compile(r"CUDA|HIP|GPU|RESOURCE_EXHAUSTED|ResourceExhausted")  # in errors of allocations
 ENDED = {
     CRASHED: "failed",
     KILLED: "was killed",
@@ -807,11 +809,14 @@ def dead_rank(case: Case) -> Found | None:
         "name": rank.name,
         "code": rank.exit_code,
     }
-    left = rank.state == CRASHED and not rank.error
+    how = rank.state
+    if how == CRASHED and not rank.error:
+        how = "left"
+    elif how == OUT_OF_MEMORY and _OF_A_DEVICE.search(rank.error):
+        how = CRASHED  # the advice for the machine's memory is none for a GPU's
     return Found(
-        "dead_rank", words, _furthest(case, rank), _after(case, rank), "dead_rank_left" if left else f"dead_rank_{rank.state}",
-        of="job", certain=True,
-    )  # fmt: skip
+        "dead_rank", words, _furthest(case, rank), _after(case, rank), f"dead_rank_{how}", of="job", certain=True
+    )
 
 
 def unequal_steps(case: Case) -> Found | None:
