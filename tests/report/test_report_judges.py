@@ -608,6 +608,25 @@ def test_finds_memory_growth_with_its_rate():
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
 
 
+def test_numbers_of_memory_growth_multiply():
+    """The gained bytes left out the warm-up, and the steps of the loop did not."""
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    main = verdict_of(training(2000), memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}).main
+    values = {one.metric: one.value for one in main.evidence}
+    gained = values["growth per step"] * values["training steps meanwhile"]
+    assert gained == pytest.approx(values["resident memory gained in the loop"], rel=0.001)
+    assert values["training steps meanwhile"] < 2000
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_memory_growth_without_a_line_has_the_reason(counted):
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    row = (event_names.OBJECTS, "objects", 15.0, 0.1, "algo-1-0", 0, {"types": {"Tensor": 289}})
+    rows = [*training(2000), *[row] * counted]
+    main = verdict_of(rows, memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}).main
+    assert ("No line is named: for that, the hook counts objects twice" in main.next_step) is not counted
+
+
 def test_the_container_that_grows_is_in_the_headline():
     """It was the best evidence, and only the page had it."""
     seconds = START_S + 1 + np.arange(0, 20.0)
