@@ -353,6 +353,16 @@ def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
     assert "Too few" not in printed.err
 
 
+def test_tables_are_refused_as_tables(tmp_path, capsys):
+    """The message was that the table is no folder."""
+    table = tmp_path / "times.csv"
+    table.write_text("step,forward_ms,backward_ms\n" + "".join(f"{step},3,5\n" for step in range(20)))
+    job = make_job(tmp_path / "job", "--scenario", "cpu-only", "--minutes", "2")
+    for pair in ((table, table), (job, table), (table, job)):
+        assert main(["compare", *map(str, pair)]) == 2
+        assert "tables of times cannot be compared" in capsys.readouterr().err
+
+
 def test_data_without_recorded_waits_has_a_row():
     runs = [
         report_from([row for row in training(400, wait=wait) if row[0] != "DataLoaderWait"]) for wait in (0.02, 0.001)
