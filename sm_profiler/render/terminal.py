@@ -17,7 +17,7 @@ from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.view import shares
-from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes
+from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes, short_gain
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -107,12 +107,17 @@ def _ending(ending: JobEnd, width: int, *, colour: bool) -> list[str]:
 
 
 def _also(findings: Sequence[Finding], width: int) -> list[str]:
-    """Return the other findings, each with its share of the time, in at most two lines."""
+    """Return the other findings, each with what its repair gains, in at most two lines."""
     if not findings:
         return []
-    each = [f"{finding.kind.value} {_share(finding)}({finding.confidence})" for finding in findings]
+    gains = [finding.gain and short_gain(finding.gain) for finding in findings]
+    each = [
+        f"{finding.kind.value} {f'{gain} ' if gain else ''}({finding.confidence})"
+        for finding, gain in zip(findings, gains, strict=True)
+    ]
+    head = "Also, with the gain of a repair" if any(gains) else "Also"
     return textwrap.wrap(
-        f"Also: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
+        f"{head}: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
     )
 
 
@@ -128,11 +133,6 @@ def _stacks(report: Report, width: int) -> list[str]:
         lines.append(cut(text, width))
     more = f" ({len(stacks) - MAX_STACKS} more are on the page)" if len(stacks) > MAX_STACKS else ""
     return [f"  Stacks, the innermost frame first{more}:", *lines] if lines else []
-
-
-def _share(finding: Finding) -> str:
-    of_job = " of the job" if finding.of == "job" else ""
-    return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
 
 
 def _location(finding: Finding, location: Location) -> str:

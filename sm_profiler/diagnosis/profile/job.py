@@ -397,11 +397,13 @@ def _process_memory(case: Case) -> Found | None:
     growth, name = worst
     rate, speed, left = growth.slope * 60, case.metrics.steps_per_second, _exhaustion(case, growth)
     evidence = [
-        Evidence("resident memory gained in the loop", round(growth.gained), limits.GROWTH_BYTES, name, "bytes"),
-        Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
+        Evidence("resident memory gained in the loop", round(growth.gained), limits.GROWTH_BYTES, name, "bytes")
     ]
-    if speed:
-        evidence.append(Evidence("growth per step", round(growth.slope / speed), None, name, "bytes"))
+    if speed:  # the line leaves out the warm-up, so its steps are not all of the loop
+        per_step = growth.slope / speed
+        evidence.append(Evidence("training steps meanwhile", round(growth.gained / per_step), None, name))
+        evidence.append(Evidence("growth per step", round(per_step), None, name, "bytes"))
+    evidence.append(Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"))
     if left:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     objects = _objects(case, name)
@@ -412,6 +414,7 @@ def _process_memory(case: Case) -> Found | None:
         "error": size(growth.error * 60),
         "until": _until(case, left),
         "container": FRAGMENTS["grows_most"].format(container=container) if container else "",
+        "uncounted": "" if objects else FRAGMENTS["uncounted"],
     }
     fatal = left is not None and left < limits.SHORT_RUN_S
     clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
