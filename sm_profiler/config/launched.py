@@ -12,13 +12,14 @@ from sm_profiler.config.api import config_from_environment
 from sm_profiler.config.profile import Profile, load_profile
 from sm_profiler.errors import ConfigError
 from sm_profiler.formatting import duration
-from sm_profiler.printable import cut, printable
+from sm_profiler.printable import CUT, cut, printable
 from sm_profiler.settings import AUTO, CONFIG, ROTATE_SECONDS
 
 RUNNING = ("InProgress", "Stopping")
 CUT_SHORT = ("Stopped", "Failed")
-MAX_SHOWN = 160  # characters of a job's environment or log in a message
-SHOWN_LINES = 2
+MAX_SHOWN = 160  # characters of a job's environment in a message
+LINE_BEGINNING, LINE_END = 60, 200  # characters of a line of its log, which ends with the reason of a failure
+SHOWN_LINES = 2  # the first ones; the last one follows
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
@@ -144,7 +145,8 @@ class Launched:
         if self.running and not why.startswith(("the profiler was", "uploads", "the hook")):
             return "nothing is stored yet", "the first files take about a minute; --follow waits for them"
         if log:
-            return f"{why}; its log has: {' | '.join(_short(line) for line in log[:SHOWN_LINES])}", advice
+            shown = [*log[:SHOWN_LINES], *log[SHOWN_LINES:][-1:]]
+            return f"{why}; its log has: {' | '.join(map(_line, shown))}", advice
         return why, advice
 
     def _agent_problem(self) -> tuple[str, str]:
@@ -236,6 +238,14 @@ def next_file(seconds: float) -> str:
 def lost_in_open_file(seconds: float) -> str:
     """Return a sentence, without its period, about data that was in no closed file when a job was ended."""
     return f"Up to {duration(seconds)} of data was in a file that was still open, and is lost"
+
+
+def _line(text: str) -> str:
+    """Return a line of a log; what is too long loses its middle."""
+    text = printable(" ".join(text.split()))
+    if len(text) <= LINE_BEGINNING + LINE_END:
+        return text
+    return f"{text[:LINE_BEGINNING]}{CUT}{text[-LINE_END:]}"
 
 
 def _short(text: str) -> str:

@@ -36,6 +36,7 @@ STATES = {
     "Stopping": "Stopping",
 }
 
+UNKNOWN = "\N{EN DASH}"  # in place of a number
 LINES = 3  # of each list; the page has the others
 TOP = 5
 GROUPS = 10  # of a key
@@ -157,8 +158,10 @@ class Amounts:
         return "dollars" if self.priced else "machine hours"
 
     def text(self, usd: float | None, instance_hours: float) -> str:
-        """Format an amount that is known in both units, or in hours only."""
-        return money(usd) if self.priced and usd is not None else hours(instance_hours)
+        """Format an amount that is known in both units, in hours only, or not at all."""
+        if self.priced and usd is not None:
+            return money(usd)
+        return hours(instance_hours) if instance_hours > 0 else UNKNOWN
 
     def format(self, value: float) -> str:
         """Format a number that is in the page's unit already."""
