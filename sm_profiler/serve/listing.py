@@ -99,6 +99,8 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     if snapshot is not None:
         end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
+    if finding is not None and finding.is_end:
+        end = ""  # the finding has it
     state, line = state_of(found, snapshot, facts, being_read=being_read)
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding
 from sm_profiler.fleet.model import Fleet, Node
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.app import create_app
@@ -50,6 +52,19 @@ def test_a_job_has_one_state(found, snapshot, status, being_read, state, line):
     """A job that had ended was shown as being read for ever, although nothing read it."""
     row = row_of(Found("a", "/jobs/a", state=found, status=status), snapshot, being_read=being_read)
     assert (row.state, row.line) == (state, line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "shown"),
+    [
+        (Class.DEAD_RANK, "job", "After 90 training steps, algo-1-1 was killed."),
+        (Class.INPUT_BOUND, "loop", "The job was killed after 90 training steps. After 90 training steps, algo-1-1 was killed."),
+    ],
+)  # fmt: skip
+def test_an_end_that_the_verdict_has_is_there_once(kind, of, shown):
+    verdict = Finding(kind, "After 90 training steps, algo-1-1 was killed.", of=of)
+    snapshot = Snapshot(version=1, state="ended", main=verdict, end="The job was killed after 90 training steps.")
+    assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == shown
 
 
 @pytest.mark.parametrize("listed_between", [True, False])
