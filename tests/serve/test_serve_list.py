@@ -188,6 +188,27 @@ def browser_of(folder):
     return TestClient(app, base_url="http://127.0.0.1:8899")
 
 
+def test_what_chooses_nothing_in_an_address_is_named(tmp_path):
+    """A class of verdict chose nothing, and other names and orders changed nothing, both without a word."""
+    browser = browser_of(folder_of(tmp_path, 2))
+    for address, unknown in (("verdict=X&a%3Cb=1", "verdict, a&lt;b"), ("sort=bogus&state=waiting", "sort=bogus")):
+        for page in (browser.get(f"/?{address}").text, browser.get(f"/list?{address}").text):
+            assert f"not known here: {unknown}. Jobs are chosen by q, state, result, user, host" in page
+            assert "ordered by sort=newest, oldest, cost" in page
+    assert "not known here" not in browser.get("/?q=&state=&sort=&page=2").text
+
+
+def test_a_result_may_be_the_class_of_a_verdict():
+    rows = [
+        Row("a", "a", "ended", "ended", result=Class.INPUT_BOUND.label),
+        Row("b", "b", "ended", "ended", result="x"),
+    ]
+    for asked in ("INPUT_BOUND", Class.INPUT_BOUND.label):
+        query = Query.parse({"result": asked})
+        assert [row.name for row in query.select(rows)] == ["a"]
+        assert [chosen for _, _, chosen, _ in query.choices(rows) if chosen] == [Class.INPUT_BOUND.label]
+
+
 def names_in(page):
     return [unescape(name) for name in re.findall(r'<h2><a href="jobs/[^"]*">([^<]*)</a>', page)]
 
