@@ -6,7 +6,8 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from sm_profiler.cli.main import DONE, add_prices, add_source, newest_run, priced_job
+from sm_profiler.cli.fleet import add_jobs, listed_jobs
+from sm_profiler.cli.main import DONE, add_prices, add_source, newest_run, priced_job, read_json
 from sm_profiler.errors import ConfigError, SourceError
 
 EXPORT_EXAMPLES = """\
@@ -93,13 +94,17 @@ def add_mcp(parser: ArgumentParser) -> None:
         help="folders of runs or profiles, s3:// URIs, training jobs, account:REGION; nothing else is read (default: ./sm-profiler)"
     )  # fmt: skip
     parser.add_argument("--source-lines", action="store_true", help="show agents the text of lines of your code")
+    add_jobs(parser)
+    add_prices(parser, instance_type=False)
 
 
 def run_mcp(options: Namespace) -> int:
+    prices, listed = read_json(options.prices), listed_jobs(options.jobs)
     from sm_profiler.exporters.mcp import Library, build_server, jobs_of, survey
 
     with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
-        library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))
+        fleet = partial(survey, options.sources, index, prices=prices, listed=listed)
+        library = Library(partial(jobs_of, options.sources), fleet, prices)
         server = build_server(library, source_lines=options.source_lines)
         server.run("stdio")
     return DONE

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from sm_profiler.fleet.model import Totals
+    from sm_profiler.fleet.model import FleetJob, Totals
 
 EXAMPLES = """\
 examples:
@@ -67,12 +67,7 @@ def add_fleet(parser: ArgumentParser) -> None:
         help="user, account, namespace, image, instance-type, git, host, job, tuning-job, or names of tags or labels, separated by commas "
         "(default: the first six)",
     )
-    parser.add_argument(
-        "--jobs",
-        metavar="FILE",
-        help="the scheduler's list of jobs, written by sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES; "
-        "those without a profile count as not judged",
-    )
+    add_jobs(parser)
     add_executor(parser, default="local")
     parser.add_argument(
         "--out", metavar="DIR", default=OUT, help=f"folder or s3:// URI for the report (default: ./{OUT})"
@@ -91,11 +86,27 @@ def add_fleet(parser: ArgumentParser) -> None:
     )
 
 
+def add_jobs(parser: ArgumentParser) -> None:
+    """Declare the scheduler's list of jobs; `listed_jobs` reads it."""
+    parser.add_argument(
+        "--jobs",
+        metavar="FILE",
+        help="the scheduler's list of jobs, written by sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES; "
+        "those without a profile count as not judged",
+    )
+
+
+def listed_jobs(path: str | None) -> list[FleetJob] | None:
+    """Read the scheduler's list of jobs; None without one."""
+    from sm_profiler.fleet.scheduler import read_listed
+
+    return None if path is None else read_listed(_text_of(path))
+
+
 def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
     from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
-    from sm_profiler.fleet.scheduler import read_listed
     from sm_profiler.fleet.wording import none_of, summary
     from sm_profiler.storage import open_storage
 
@@ -104,7 +115,7 @@ def run_fleet(options: Namespace) -> int:
         since=options.since,
         tags=dict(options.tag),
         group_by=options.group_by or GROUP_BY,
-        listed=None if options.jobs is None else read_listed(_text_of(options.jobs)),
+        listed=listed_jobs(options.jobs),
         executor=options.executor,
         index=open_storage(options.index or options.out),
         prices=prices,

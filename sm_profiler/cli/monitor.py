@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.cli.main import BAD, DONE
 from sm_profiler.errors import ProfilerError
+from sm_profiler.settings import METRICS_TARGETS
 from sm_profiler.threads import SignalEvent
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]
         metrics = Exposition(options.metrics_address, options.metrics_port, board.values)
         print(f"metrics at http://{options.metrics_address}:{metrics.server_port}/metrics", flush=True)
         ends.append(metrics.close)
+        if folder := METRICS_TARGETS.read(os.environ):
+            metrics.announce(Path(folder), dict(board.labels).get("host", "localhost"))
     return ends
 
 

@@ -29,7 +29,7 @@ from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.report_json import to_json
 from sm_profiler.serve.fleet_page import Facts, FleetPage, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
-from sm_profiler.serve.listing import SORTS, Listed, Query, Row, row_of, sparks
+from sm_profiler.serve.listing import FILTERS, SORTS, Listed, Query, Row, row_of, sparks
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
@@ -256,6 +256,7 @@ class Site:
         surveying = surveys and self.fleet_page.facts() is None
         pending = listed.pending if surveys and not surveying else 0
         content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying, "pending": pending}
+        content |= {"choosers": ["q", *FILTERS], "sorts": list(SORTS)}
         return Markup(render("list.html", **content))  # noqa: S704 - our own template
 
     def _followed(self, jobs: list[Found], facts: Mapping[str, Facts]) -> list[Found]:

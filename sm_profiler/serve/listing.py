@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import attrs
 from markupsafe import Markup
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
@@ -21,7 +22,7 @@ from sm_profiler.serve.snapshot import Snapshot
 
 ROWS = 100  # of a page
 MAX_TEXT = 200  # characters of a text in an address
-SHOWN_HOSTS = 3
+SHOWN_HOSTS = MAX_UNKNOWN = 3
 RUNNING, WAITING, FAILED, UNREADABLE, ENDED = "running", "waiting", "failed", "cannot be read", "ended"
 _UNKNOWN = Facts()
 
@@ -99,6 +100,8 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     if snapshot is not None:
         end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
+    if finding is not None and finding.is_end:
+        end = ""  # the finding has it
     state, line = state_of(found, snapshot, facts, being_read=being_read)
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
@@ -193,22 +196,31 @@ class Query:
         wanted: name of a filter → the value that a row has.
         sort: one of SORTS.
         page: from 1 on.
+        unknown: what else the address has, as its names and values, and nothing is chosen by.
     """
 
     words: str = ""
     wanted: Mapping[str, str] = attrs.field(factory=dict)
     sort: str = NEWEST
     page: int = 1
+    unknown: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Read an address; names and values that are not among ours are left out."""
-        page = given.get("page", "")
+        """Read an address; a result may be a verdict's class as well as its label."""
+        page, sort = given.get("page", ""), given.get("sort", "")
+        wanted = {name: given[name][:MAX_TEXT] for name in FILTERS if given.get(name)}
+        if kind := next((kind for kind in Class if kind.value == wanted.get("result")), None):
+            wanted["result"] = kind.label
+        unknown = [name[:MAX_TEXT] for name in given if name not in {"q", "sort", "page", *FILTERS}]
+        if sort and sort not in SORTS:
+            unknown.append(f"sort={sort[:MAX_TEXT]}")
         return cls(
             given.get("q", "")[:MAX_TEXT].strip(),
-            {name: given[name][:MAX_TEXT] for name in FILTERS if given.get(name)},
-            sort if (sort := given.get("sort", "")) in SORTS else NEWEST,
+            wanted,
+            sort if sort in SORTS else NEWEST,
             max(int(page), 1) if page.isascii() and page.isdigit() and len(page) < len(str(MAX_TEXT**2)) else 1,
+            tuple(unknown[:MAX_UNKNOWN]),
         )
 
     def address(self, page: int) -> str:

@@ -31,6 +31,11 @@ _LOOKED_AT = 2000  # files
 LAST_KEY = "\U0010ffff"  # sorts after all others
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
+_PICKLE = (
+    "is a pickle, as the dumps of PyTorch's flight recorder are; loading one can run any code, so it is not opened. To do: "
+    "read it with PyTorch's torchfrtrace, or give the job's profile"
+)
+
 Listed = tuple[str, int, float, str]  # key, size, mtime, etag
 
 
@@ -165,7 +170,7 @@ def open_source(  # independent choices
         raise not_a_folder(storage.uri if where is storage else str(where))
     other = where_instead(os.fspath(where), storage, client) if isinstance(where, (str, os.PathLike)) else ""
     raise NoProfilerDataError(
-        f"{storage.uri} does not contain a profile: {other or _how_it_ended(storage) or 'there are no files under system/ or framework/'}"
+        f"{storage.uri} does not contain a profile: {other or _how_it_ended(storage) or _pickles(storage) or 'there are no files under system/ or framework/'}"
     )
 
 
@@ -226,6 +231,8 @@ def _check_readable(storage: Storage) -> None:
 def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
     text = os.fspath(where)
     if "://" not in text and Path(text).is_file():
+        if _is_pickle(Path(text)):
+            raise SourceError(f"{text} {_PICKLE}")
         raise SourceError(f"{text} is a file, not a folder of profiler output")
     return open_storage(text, client=client)
 
@@ -271,6 +278,23 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
         final=problem is not None or not launched.may_store_profile,
         over=problem is None and not launched.running,
     ) from problem
+
+
+def _is_pickle(path: Path) -> bool:
+    """Return whether a file begins as a pickle does, of any protocol since the second."""
+    try:
+        with path.open("rb") as file:
+            return re.fullmatch(rb"\x80[\x02-\x05]", file.read(2)) is not None
+    except OSError:
+        return False
+
+
+def _pickles(storage: Storage) -> str:
+    """Return that a folder holds pickles, of which its user may expect that they are read; "" if it holds none."""
+    root = storage.root if isinstance(storage, LocalStorage) else None
+    files = islice(root.iterdir(), _LOOKED_AT) if root is not None else ()
+    first = min((path.name for path in files if path.is_file() and _is_pickle(path)), default="")
+    return f"{printable(first)} {_PICKLE}" if first else ""
 
 
 def _how_it_ended(storage: Storage) -> str:

@@ -379,7 +379,7 @@ def test_padding_that_the_passes_compute_on_is_found(tmp_path):
     (finding,) = diagnose(read_table(str(table)).ledger).findings
     assert finding.kind == "PADDING_WASTE"
     assert finding.gain.share_of_loop.low <= 0.45 * 0.3 / 0.33 <= finding.gain.share_of_loop.high
-    assert "45% of the tokens" in finding.headline
+    assert "45 % of the tokens" in finding.headline
 
 
 def test_every_number_that_decides_has_a_reason_and_is_used():

@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 
 import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis import diagnose, read_table
+from sm_profiler.diagnosis.table.causes import CAUSES
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.errors import SourceError
 from sm_profiler.report.recordings import report_table
@@ -212,7 +214,7 @@ def test_irregular_evaluations_are_named(tmp_path):
         if name != "evaluation" or step in (13, 60, 77, 150, 190, 233, 300, 371)
     ]
     (finding,) = judged(tmp_path, rows).findings
-    assert (finding.kind, finding.headline) == ("EVALUATION_BOUND", "Evaluation takes 40% of the time, in 8 steps.")
+    assert (finding.kind, finding.headline) == ("EVALUATION_BOUND", "Evaluation takes 40 % of the time, in 8 steps.")
 
 
 def test_ranks_that_wait_for_a_rank_that_saves_alone(tmp_path):
@@ -238,7 +240,7 @@ def test_evaluations_of_an_mlperf_log(tmp_path):
         event("eval_stop")
     (tmp_path / "result_0.txt").write_text("\n".join(lines))
     first = diagnose(read_table(tmp_path / "result_0.txt").ledger).findings[0]
-    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 39% of the time, every 48 steps.")
+    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 39 % of the time, every 48 steps.")
 
 
 def test_a_rank_that_ends_early_is_stated(tmp_path, capsys):
@@ -305,7 +307,7 @@ def test_what_else_takes_time_is_named(tmp_path):
         for name in ("forward", "reading labels")
     ]
     verdict = judged(tmp_path, rows)
-    assert verdict.main.headline.endswith("only 50% of the time is computation; most of the rest is reading labels.")
+    assert verdict.main.headline.endswith("only 50 % of the time is computation; most of the rest is reading labels.")
     path = tmp_path / "t.csv"
     assert "Add columns with the work of each rank" in report_table(path).verdict.main.next_step
 
@@ -469,7 +471,7 @@ def test_evaluations_among_training_steps(tmp_path):
         if name == "train" or step % 100 == 99
     ]
     first = judged(tmp_path, rows).findings[0]
-    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 50% of the time, every 100 steps.")
+    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 50 % of the time, every 100 steps.")
 
 
 @pytest.mark.parametrize("per_stage", [1, 2])
@@ -681,3 +683,12 @@ def test_operations_are_known_by_their_words(name, kind, tmp_path):
         for part in ("forward", "backward", name)
     ]
     assert [finding.kind for finding in judged(tmp_path, rows).findings] == [kind]
+
+
+def test_sentences_have_shares_as_those_of_a_profile_do(tmp_path):
+    """They had “48%”, and all others “48 %”."""
+    parts = (("data loading", 0.5), ("forward", 0.5))
+    rows = [{"step": step, "operation": name, "seconds": spent} for step in range(40) for name, spent in parts]
+    assert judged(tmp_path, rows).main.headline == "Waiting for data takes 50 % of the time."
+    texts = [text for cause in CAUSES for text in (cause.headline, cause.advice)]
+    assert not [text for text in texts if re.search(r"\d%|:\.\d%", text)]

@@ -230,6 +230,36 @@ def test_jobs_are_listed_with_times_states_and_verdicts(runs):
     assert before["jobs"][0]["verdict"] is None
 
 
+def test_all_jobs_are_reached_and_some_chosen():
+    """There was no way to the names of all but the first 50."""
+    jobs = [Job(f"job{number:03}", f"/profiles/{'vision' if number % 2 else 'nlp'}/{number}") for number in range(120)]
+    server = build_server(Library(lambda: jobs, pytest.fail))
+    pages, first = [], 0
+    while first is not None:
+        (page,) = map(data, ask(server, ("list_jobs", {"first": first})))
+        pages.append([job["name"] for job in page["jobs"]])
+        first = page["next"]
+    assert list(map(len, pages)) == [50, 50, 20]
+    assert [name for page in pages for name in page] == [job.name for job in jobs]
+    chosen, none = map(data, ask(server, ("list_jobs", {"contains": "NLP/11"}), ("list_jobs", {"contains": "x"})))
+    assert [job["name"] for job in chosen["jobs"]] == ["job110", "job112", "job114", "job116", "job118"]
+    assert none == {"jobs": [], "of": 0, "next": None}
+
+
+def test_prices_and_the_schedulers_jobs_are_those_of_the_command(runs, tmp_path):
+    (prices := tmp_path / "prices.json").write_text('{"*": 6.0}')
+    (listed := tmp_path / "sacct.txt").write_text("JobIDRaw|User|Elapsed\n7|anna|02:00:00\n")
+    options = ["--prices", str(prices), "--jobs", str(listed)]
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "sm_profiler", "mcp", str(runs), *options], env=dict(os.environ)
+    )
+    fleet, verdict = map(data, ask(command, ("fleet", {}), ("verdict", {"job": "slow"})))
+    assert fleet["jobs"] == 3
+    assert fleet["totals"]["bill_usd"] > 12
+    assert {group["key"] for group in fleet["groups"]} >= {"user"}
+    assert verdict["cost"]["lost_usd"] > 0
+
+
 def test_evidence_has_no_histograms(library):
     (found,) = map(data, ask(build_server(library), ("evidence", {"job": "slow"})))
     assert len(json.dumps(found)) < 10_000

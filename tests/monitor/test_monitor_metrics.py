@@ -413,11 +413,15 @@ def test_the_environment_of_a_job_switches_it_on(tmp_path, caplog):
 
 
 def test_the_command_serves_this_machine(tmp_path):
-    out = tmp_path / "my-machine"
+    out, targets = tmp_path / "my-machine", tmp_path / "targets"
     command = [sys.executable, "-m", "sm_profiler", "monitor", "--out", str(out), "--metrics-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as monitor:
+    env = {**os.environ, "SM_PROFILER_METRICS_TARGETS": str(targets)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as monitor:
         try:
             url = monitor.stdout.readline().split()[-1]
+            monitor.stdout.readline()  # it samples
+            (announced,) = targets.iterdir()
+            assert json.loads(announced.read_text()) == [{"targets": [url.split("/")[2]]}]
             while True:
                 with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310
                     found = families(answer.read().decode())
@@ -428,6 +432,7 @@ def test_the_command_serves_this_machine(tmp_path):
             assert {sample.labels.get("training_job") for sample in samples} == {"my-machine"}
         finally:
             monitor.terminate()
+    assert not list(targets.iterdir())
 
 
 def test_opentelemetrys_sdk_reads_every_metric(tmp_path):

@@ -224,7 +224,7 @@ def test_a_row_of_the_table_of_causes_is_replayed(tmp_path):
     ran = command(tmp_path, "report", "times.csv", "--out", "out")
     assert ran.returncode == 0, ran.stderr
     verdict = json.loads((tmp_path / "out/report.json").read_text())["verdict"]
-    assert (verdict["class"], verdict["headline"]) == ("USER_PHASE", "The feature store takes 50% of the time.")
+    assert (verdict["class"], verdict["headline"]) == ("USER_PHASE", "The feature store takes 50 % of the time.")
     reported = [line for line in ran.stderr.splitlines() if line.startswith("sm-profiler: the extension")]
     assert reported == [
         "sm-profiler: the extension unknown is left out: UNHEARD_OF is no class of verdict",

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding
 from sm_profiler.fleet.model import Fleet, Node
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.app import create_app
@@ -66,6 +68,19 @@ def test_time_that_repairs_would_save_is_not_called_lost():
     shown = render("list.html", listed=Listed.of(Query(), rows), problems=(), surveying=False, pending=0)
     assert "14 s, 5 s of which repairs would save" in shown
     assert "4 s, 4 s of it lost" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "shown"),
+    [
+        (Class.DEAD_RANK, "job", "After 90 training steps, algo-1-1 was killed."),
+        (Class.INPUT_BOUND, "loop", "The job was killed after 90 training steps. After 90 training steps, algo-1-1 was killed."),
+    ],
+)  # fmt: skip
+def test_an_end_that_the_verdict_has_is_there_once(kind, of, shown):
+    verdict = Finding(kind, "After 90 training steps, algo-1-1 was killed.", of=of)
+    snapshot = Snapshot(version=1, state="ended", main=verdict, end="The job was killed after 90 training steps.")
+    assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == shown
 
 
 @pytest.mark.parametrize("listed_between", [True, False])
@@ -187,6 +202,27 @@ def folder_of(tmp_path, count):
 def browser_of(folder):
     app = create_app(Jobs([str(folder)], follow=Polled))
     return TestClient(app, base_url="http://127.0.0.1:8899")
+
+
+def test_what_chooses_nothing_in_an_address_is_named(tmp_path):
+    """A class of verdict chose nothing, and other names and orders changed nothing, both without a word."""
+    browser = browser_of(folder_of(tmp_path, 2))
+    for address, unknown in (("verdict=X&a%3Cb=1", "verdict, a&lt;b"), ("sort=bogus&state=waiting", "sort=bogus")):
+        for page in (browser.get(f"/?{address}").text, browser.get(f"/list?{address}").text):
+            assert f"not known here: {unknown}. Jobs are chosen by q, state, result, user, host" in page
+            assert "ordered by sort=newest, oldest, cost" in page
+    assert "not known here" not in browser.get("/?q=&state=&sort=&page=2").text
+
+
+def test_a_result_may_be_the_class_of_a_verdict():
+    rows = [
+        Row("a", "a", "ended", "ended", result=Class.INPUT_BOUND.label),
+        Row("b", "b", "ended", "ended", result="x"),
+    ]
+    for asked in ("INPUT_BOUND", Class.INPUT_BOUND.label):
+        query = Query.parse({"result": asked})
+        assert [row.name for row in query.select(rows)] == ["a"]
+        assert [chosen for _, _, chosen, _ in query.choices(rows) if chosen] == [Class.INPUT_BOUND.label]
 
 
 def names_in(page):

@@ -93,7 +93,9 @@ def test_the_message_has_reason_log_places_and_advice():
 def test_the_end_of_a_long_line_and_the_last_line_are_quoted():
     """The address of the object filled the line, and the reason was cut off."""
     key = "s3://jobs/out/a-job-with-quite-a-long-name/profiler-output/system/incremental/2026112713/1795787700.algo-1.json"
-    denied = "these credentials may not write it (not authorized: kms:GenerateDataKey on arn:aws:kms:us-east-1:1:key/abc)"
+    denied = (
+        "these credentials may not write it (not authorized: kms:GenerateDataKey on arn:aws:kms:us-east-1:1:key/abc)"
+    )
     failed = f"sm-profiler: upload failed, retrying: {key}: access denied: {denied}"
     logs = Logs([*["sm-profiler: the hook has started"] * 3, failed])
     text = missing_profile(agent(CONFIG), "job", ["s3://own/path"], client=logs)

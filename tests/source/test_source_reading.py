@@ -1,3 +1,4 @@
+import pickle
 import shutil
 import signal
 import subprocess
@@ -133,6 +134,24 @@ def test_rejects_a_file_for_a_folder(tmp_path, monkeypatch):
         (tmp_path / name).touch()
         with pytest.raises(SourceError, match=f"^{name} is a file, not a folder of profiler output$"):
             open_source(name)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_dump_of_the_flight_recorder_is_named_and_not_opened(protocol, tmp_path, monkeypatch):
+    """The answer was that it contains no profile, or is no folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dumps").mkdir()
+    for rank in range(2):
+        dump = {"version": "2.10", "entries": [{"record_id": rank}], "pg_config": {}}
+        (tmp_path / "dumps" / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol))
+    monkeypatch.setattr(pickle, "load", pytest.fail)
+    monkeypatch.setattr(pickle, "loads", pytest.fail)
+    for name in ("dumps", "dumps/_dump_0"):
+        with pytest.raises(
+            SourceError, match=r"_dump_0 is a pickle, .* flight recorder .* is not opened\. To do: "
+        ) as error:
+            open_source(name)
+        assert "\n" not in str(error.value)
 
 
 def test_reports_a_missing_region(tmp_path, monkeypatch):

@@ -28,6 +28,6 @@ def judge(case):
 CAUSE = Cause(
     "USER_PHASE",
     partial(activity, name="feature store"),  # steps without this operation of the table
-    "The feature store takes {share:.0%} of the time.",
+    "The feature store takes {percent} of the time.",
     "Read the features of the next batch while this one is computed.",
 )

@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_steps, period_of, relative, slow_stretches
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
 
 # Activities that are causes by themselves.
@@ -108,7 +108,9 @@ def activity(
         Evidence(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
     )
     least, usual, most = (without(part) for part in saved)
-    return Repair(usual, least, {"share": share, "when": when}, evidence, most=most, certain=True)
+    return Repair(
+        usual, least, {"share": share, "percent": percent(share), "when": when}, evidence, most=most, certain=True
+    )
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
@@ -246,7 +248,11 @@ def padding(before: Steps, ledger: Ledger) -> Repair | None:
     least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
     evidence = (Evidence("tokens that are padding", float(part.mean()), unit="share"),)
     return Repair(
-        before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, evidence, certain=True
+        before.repaired(seconds),
+        before.repaired(least),
+        {"percent": percent(float(part.mean()))},
+        evidence,
+        certain=True,
     )
 
 
@@ -362,7 +368,7 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     )  # fmt: skip
     words = {
         "mostly": f"; what takes it longer is mostly {where}" if where not in UNKNOWN else "",
-        "share": float((late[most] >= 1 + limits.FLOOR).mean()),
+        "percent": percent(float((late[most] >= 1 + limits.FLOOR).mean())),
         "hide": "Load ahead, so that a slow batch hides behind others: more workers, more prefetching. "
         if where == "data wait"
         else "",
@@ -456,7 +462,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "STRAGGLER", partial(late_ranks, single=True),
-        "{Ranks} {take} longer than usual in {share:.0%} of the steps, and all other ranks wait{mostly}.",
+        "{Ranks} {take} longer than usual in {percent} of the steps, and all other ranks wait{mostly}.",
         "{hide}Find what stops {ranks} now and then: other processes on the machine, garbage collection, slow reads, logging or "
         "metrics that no other rank has.",
     ),
@@ -468,7 +474,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "PADDING_WASTE", padding,
-        "{share:.0%} of the tokens that the passes compute on are padding.",
+        "{percent} of the tokens that the passes compute on are padding.",
         "Batch sequences of similar length, or pack several into one row with a mask between them, so that less is padded.",
     ),
     Cause(
@@ -488,32 +494,32 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "INPUT_BOUND", partial(activity, name="data wait", saved=limits.KERNELS_SAVED["INPUT_BOUND"], common=True),
-        "Waiting for data takes {share:.0%} of the time.",
+        "Waiting for data takes {percent} of the time.",
         "Load ahead: more workers, prefetching, cheaper decoding; or prepare the data once and store it.",
     ),
     Cause(
         "CHECKPOINTING", partial(activity, name="saving", saved=limits.SAVED),
-        "Saving takes {share:.0%} of the time{when}.",
+        "Saving takes {percent} of the time{when}.",
         "Save asynchronously, less often, or to faster storage.",
     ),
     Cause(
         "EVALUATION_BOUND", partial(activity, name="evaluation", saved=_HALF),
-        "Evaluation takes {share:.0%} of the time{when}.",
+        "Evaluation takes {percent} of the time{when}.",
         "Evaluate half as often, or on half of the data.",
     ),
     Cause(
         "LOGGING", partial(activity, name="logging", saved=limits.SAVED),
-        "Logging takes {share:.0%} of the time.",
+        "Logging takes {percent} of the time.",
         "Log every few steps, and do not read values from the device for each.",
     ),
     Cause(
         "GC_BOUND", partial(activity, name="garbage collection", saved=limits.SAVED),
-        "Garbage collection takes {share:.0%} of the time.",
+        "Garbage collection takes {percent} of the time.",
         "Call gc.freeze() after the start, and collect at steps of your choice, the same on all ranks.",
     ),
     Cause(
         "COMMUNICATION_BOUND", partial(activity, name="communication", saved=limits.KERNELS_SAVED["COMMUNICATION_BOUND"]),
-        "Communication itself takes {share:.0%} of the time, without waiting for slow ranks.",
+        "Communication itself takes {percent} of the time, without waiting for slow ranks.",
         "Overlap it with computation, send less (lower precision, gradient accumulation), or use faster links.",
     ),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Repair, listed
 from sm_profiler.diagnosis.table.patterns import long_steps
 from sm_profiler.diagnosis.table.whatif import Steps
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import percent, plural
 
 
 def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
@@ -172,7 +172,7 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
     if totals.coverage >= limits.SEEN and beside < limits.USUAL and waits < limits.FLOOR:
         return Finding(
             Class.BALANCED,
-            f"{totals.useful:.0%} of the time is computation, and no repair would save {limits.FLOOR:.0%} of it.",
+            f"{percent(totals.useful)} of the time is computation, and no repair would save {percent(limits.FLOOR)} of it.",
             next_step="Nothing needs repair. To go faster, try lower precision, a larger batch, or faster hardware.",
         )
     reason = "No step takes any time: all seconds are 0." if whole is None else _reason(ledger, whole, waits)
@@ -195,23 +195,23 @@ def _reason(ledger: Ledger, whole: Steps, waits: float) -> str:
     beyond = float((whole.length[long] - np.median(whole.length)).sum() / whole.seconds_of())
     if beyond >= limits.FLOOR:
         return (
-            f"{plural(int(long.sum()), 'step')} {'take' if long.sum() > 1 else 'takes'} much longer than the others, {beyond:.0%} of "
+            f"{plural(int(long.sum()), 'step')} {'take' if long.sum() > 1 else 'takes'} much longer than the others, {percent(beyond)} of "
             "the time, but so few may be chance; otherwise, nothing slows some steps or ranks more than others."
         )
     if waits >= limits.FLOOR:
         last = np.bincount(whole.local.argmax(axis=0)) / len(whole.length)
         most = int(last.argmax())
         return (
-            f"With equal work in each step, the ranks would save {waits:.0%} of the time, which they wait for each other; what makes "
-            f"them late is unknown. Rank {whole.ranks[most]} is the last most often, in {last[most]:.0%} of the steps."
+            f"With equal work in each step, the ranks would save {percent(waits)} of the time, which they wait for each other; what makes "
+            f"them late is unknown. Rank {whole.ranks[most]} is the last most often, in {percent(last[most])} of the steps."
         )
     if ledger.totals.coverage < limits.SEEN:
         return (
-            f"Nothing slows some steps or ranks more than others. Where a step's time goes is known for {ledger.totals.coverage:.0%} "
+            f"Nothing slows some steps or ranks more than others. Where a step's time goes is known for {percent(ledger.totals.coverage)} "
             "of it, too little to call the training healthy."
         )
     rest = next(key for key in ledger.totals.activities if key not in USEFUL)
     return (
-        f"No single cause is worth repairing, but only {ledger.totals.useful:.0%} of the time is computation; most of the rest "
+        f"No single cause is worth repairing, but only {percent(ledger.totals.useful)} of the time is computation; most of the rest "
         f"is {rest}."
     )
