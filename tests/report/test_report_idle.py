@@ -173,6 +173,19 @@ def test_a_training_that_is_ended_while_it_waits_is_not_idle(end, run, how):
     assert "joined" not in main.next_step
 
 
+def test_a_thread_that_failed_before_the_wait_is_the_answer():
+    """The producer's exception was in the log only, if the training was stopped before the hang was certain."""
+    args = {"error": "AttributeError: 'NoneType' object has no attribute 'long'", "where": "train.py:30"}
+    died = ("sm_profiler/thread_end", "producer", 2.9, 0.0, "algo-1-0", 199, args)
+    main = ended([FETCH, READ], more=[died]).main
+    assert main.kind is Class.HANG
+    assert main.headline.endswith(
+        " In algo-1-0, thread producer had ended with an exception: AttributeError: 'NoneType' object has no attribute 'long' "
+        "(train.py:30)."
+    )
+    assert main.next_step.startswith("Fix that exception first")
+
+
 def test_a_wait_within_a_step_that_has_begun_is_found():
     assert ended([FETCH, READ], "between").main.headline.startswith(
         "The training was stopped while it waited at train.py:3"
