@@ -479,9 +479,10 @@ def sentence(rows: list[Row], means: Floats, singular: str) -> str:
     if len(rows) == 1:
         return f"The {singular} is {whole[0]:.0f} % busy on average."
     most, least = int(np.nanargmax(whole)), int(np.nanargmin(whole))
+    several = len({row[0] for row in rows}) > 1
 
     def named(at: int) -> str:
-        return f"{shorten(rows[at][1], 30)} of {shorten(rows[at][0], 40)}"
+        return f"{shorten(rows[at][1], 30)}{f' of {shorten(rows[at][0], 40)}' if several else ''}"
 
     return (
         f"{plural(len(rows), singular)} are {np.nanmean(whole):.0f} % busy on average: "
