@@ -374,7 +374,9 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
     tiles = [("Duration", length, ENDINGS.get(metrics.ending.state, ""))]
     speed = metrics.steps_per_second
     if speed:
-        steps = sum(int(rank.train.sum()) for rank in metrics.ranks[:1])
+        first = metrics.ranks[0]
+        steps, ends = int(first.train.sum()), {one.name: one for one in metrics.ending.ranks if one.counted}
+        steps -= first.name in ends and ends[first.name].step == steps - 1  # the step in which it stopped is none
         note = f"{steps:,} steps" + (f" on each of {len(metrics.ranks)} ranks" if len(metrics.ranks) > 1 else "")
         tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
         if metrics.batch_size:
