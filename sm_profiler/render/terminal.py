@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ MAX_PLACES = 2  # lines of code
 MAX_STACKS = 3  # of a training that stopped
 MIN_NAMED = 0.005  # of a job
 NO_VERDICT = "no verdict yet"  # of a job that goes on
+_CLAUSE = re.compile(r"(?<=[,;:]) ")
 _MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
 
 
@@ -174,10 +176,15 @@ def _wrap(text: str, width: int, most: int = 4) -> list[str]:
 
 
 def _sentences(text: str, width: int, most: int = 4) -> list[str]:
-    """Return the sentences that fit into some lines; if none does, the beginning of the first one."""
+    """Return the sentences that fit into some lines; if none does, the clauses of the first one that do."""
     sentences = SENTENCE.split(printable(text))
     for count in range(len(sentences), 0, -1):
         lines = textwrap.wrap(" ".join(sentences[:count]), width, initial_indent="  ", subsequent_indent="  ")
+        if len(lines) <= most:
+            return lines
+    clauses = _CLAUSE.split(sentences[0])
+    for count in range(len(clauses) - 1, 1, -1):  # "Next:" alone is none
+        lines = _wrap(f"{' '.join(clauses[:count]).rstrip(',;:')} …", width, most + 1)
         if len(lines) <= most:
             return lines
     return _wrap(sentences[0], width, most)

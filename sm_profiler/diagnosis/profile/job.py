@@ -32,12 +32,20 @@ from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
-from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING
-from sm_profiler.formats.recorded import Compile, Objects
+from sm_profiler.formats.process_end import (
+    COMPLETED,
+    CRASHED,
+    INTERRUPTED,
+    KILLED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    bounded_line,
+)
+from sm_profiler.formats.recorded import Compile, Objects, ThreadEnd
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
-from sm_profiler.metrics.hang import Hang, find_hang
+from sm_profiler.metrics.hang import DeadThread, Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Place, Sampled
@@ -723,6 +731,7 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
     if cores is not None:
         evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), thresholds.HANG_CPU))
     function = f" in {line.function}" if line is not None and line.function != MODULE else ""
+    dead = max(metrics.recorded(ThreadEnd).of(wait.name), key=lambda one: one.start, default=None)
     words = {
         "ended": ENDED.get(metrics.ending.state, "was stopped"),
         "at": f"{line.file.rpartition('/')[2]}:{line.line}{function}" if line is not None else "",
@@ -731,10 +740,16 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
         "after": plural(wait.steps, "training step"),
         "seconds": f"{HANG_SECONDS.default:.0f}",
         "over": "" if wait.in_loop else FRAGMENTS["loop_over"],
+        "dead": "",
     }
+    text = "ended_in_wait" if line is not None else "ended_without_step"
+    if dead is not None:
+        before = metrics.end - wait.seconds - dead.start
+        thread, error, where = (bounded_line(one) for one in (dead.name, dead.args.error, dead.args.where))
+        words["dead"] = _of_dead(wait.name, DeadThread(thread, error, where, before))
     return Found(
-        "ended_in_wait" if line is not None else "ended_without_step", words, tuple(evidence),
-        min(wait.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        text, words, tuple(evidence), min(wait.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        text if dead is None else "hang_dead_thread",
         doubt="it ended before a hang was certain", error=0.0, where=(line,) if line is not None else (), of="job",
         low="" if wait.in_loop else "the loop may have been over" if line is not None else "no sample shows the line",
     )  # fmt: skip
@@ -777,9 +792,12 @@ def _dead(hang: Hang) -> str:
     found = next(((one, one.dead[0]) for one in hang.stopped if one.dead), None)
     if found is None:
         return ""
-    one, thread = found
+    return _of_dead(found[0].name, found[1])
+
+
+def _of_dead(process: str, thread: DeadThread) -> str:
     return FRAGMENTS["dead_thread"].format(
-        name=one.name,
+        name=process,
         thread=f"thread {thread.name}" if thread.name else "a thread",
         when=f" {duration(thread.before)} before that" if thread.before > 60 else "",
         error=shorten(thread.error, MAX_ERROR),
