@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from sm_profiler._version import __version__
 from sm_profiler.config.launched import RUNNING, Launched
@@ -42,7 +42,14 @@ from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError, open_storage
-from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, environment_session, reason_of
+from sm_profiler.storage.s3 import (
+    REQUEST_ERRORS,
+    create_api_client,
+    create_client,
+    credentials_problem,
+    environment_session,
+    reason_of,
+)
 
 __all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
 
@@ -64,7 +71,7 @@ def one_line_errors(refused: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise ProfilerError(credentials_problem(error) or f"{refused}: {one_line(error)}") from error
-    except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint in the settings that is not a URL
+    except REQUEST_ERRORS as error:  # ValueError: an endpoint in the settings that is not a URL
         raise ProfilerError(reason_of(error)) from error
 
 

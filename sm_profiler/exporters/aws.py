@@ -18,10 +18,8 @@ from sm_profiler.printable import printable
 from sm_profiler.report import Report
 
 try:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from sm_profiler.storage.s3 import create_api_client, reason_of
-except ImportError as missing:
+    from sm_profiler.storage.s3 import REQUEST_ERRORS, create_api_client, reason_of
+except (ImportError, SourceError) as missing:
     raise SourceError("this destination needs boto3: pip install 'sm-profiler[aws]'") from missing
 
 REQUEST_S = 180.0  # with the attempts that botocore makes
@@ -48,7 +46,7 @@ UNITS = {
 def request(call: Callable[..., Any], **parameters: Any) -> Any:
     try:
         return within(REQUEST_S, partial(call, **parameters))
-    except (ClientError, BotoCoreError) as error:
+    except REQUEST_ERRORS as error:
         raise SourceError(f"{call.__name__}: {reason_of(error)}") from error
 
 

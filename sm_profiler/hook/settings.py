@@ -32,7 +32,7 @@ from sm_profiler.container import (
 )
 from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import ConfigError, ProfilerError
-from sm_profiler.hook.frames import current_frames, stack_of
+from sm_profiler.hook.frames import current_frames, is_library, stack_of
 from sm_profiler.hook.guard import pass_on, run_bounded
 from sm_profiler.hook.patches import Patches
 from sm_profiler.monitor.place import settle
@@ -453,12 +453,15 @@ def in_framework() -> bool:
 
 
 def running_call() -> str:
-    """Return the name of the framework's function that the script has called, such as `keras fit()`."""
-    for frame in reversed(stack_of(threading.main_thread().ident)):
+    """Return the framework's function that the script has called, such as `keras fit()`; else the line that it is at."""
+    stack = stack_of(threading.main_thread().ident)
+    for frame in reversed(stack):
         module = str(frame.f_globals.get("__name__", ""))
         if is_busy(module) and not module.endswith("traceback_utils"):  # the wrapper of all that scripts call in Keras
             return f"{module.partition('.')[0]} {frame.f_code.co_name}()"
-    return "a framework's code"
+    # a call that returns to no line of Python for long, such as a sleep
+    own = next((frame for frame in stack if not is_library(frame.f_code.co_filename)), None)
+    return f"line {own.f_lineno} of {os.path.basename(own.f_code.co_filename)}" if own is not None else "the script"
 
 
 def is_busy(module: str) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -195,6 +195,21 @@ class BaseHook:
         """Return the process's hook of this class; the job's own configuration decides what it records."""
         del json_file_path
         return _of_class(cls)
+
+    @classmethod
+    def create_from_config(cls) -> Self:
+        """Return the process's hook of this class; the name is that of sm-profiler's own hook."""
+        return _of_class(cls)
+
+    def step(self) -> AbstractContextManager[None]:
+        """Mark one step of a loop that is not detected, as sm-profiler's own hook does."""
+        hook = entry.get_hook()
+        return hook.step() if hook else nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Record a span under this name, as sm-profiler's own hook does."""
+        hook = entry.get_hook()
+        return hook.phase(name) if hook else nullcontext()
 
     def set_mode(self, mode: ModeKeys) -> None:
         """Count the next steps under this mode."""

@@ -43,6 +43,8 @@ def holds_only_traces(where: str) -> bool:
         SourceError: it is, or only holds, traces of other programs.
     """
     remote = "://" in where
+    if where.rstrip("/").rpartition("/")[2] in (layout.SYSTEM, layout.FRAMEWORK) and profile_around(where):
+        return False  # the traces of its detailed windows; the reader of profiles names the profile
     if not remote and not Path(where).exists():
         return False  # the name of a training job
     if not remote and Path(where).is_file():

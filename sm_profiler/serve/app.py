@@ -136,10 +136,8 @@ class JobTarget:
 
     def change(self, window: Window) -> None:
         """Send UpdateTrainingJob."""
-        from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
-
-        from sm_profiler.source.job import describe
-        from sm_profiler.storage.s3 import create_api_client, reason_of
+        from sm_profiler.source.job import describe  # loading boto3 takes a third of a second
+        from sm_profiler.storage.s3 import REQUEST_ERRORS, create_api_client, reason_of
 
         client = self.client or create_api_client("sagemaker", region=self.region)
         job = describe(self.name, client=client)
@@ -149,7 +147,7 @@ class JobTarget:
         update = {key: request[key] for key in _KEYS if key in request}
         try:
             client.update_training_job(TrainingJobName=self.name, ProfilerConfig=update)
-        except (BotoCoreError, ClientError, ValueError) as error:
+        except REQUEST_ERRORS as error:
             raise SourceError(f"UpdateTrainingJob: {reason_of(error)}") from error
 
 

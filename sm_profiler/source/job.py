@@ -15,9 +15,9 @@ from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import AccessDeniedError
 
 try:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError
 
-    from sm_profiler.storage.s3 import create_api_client, error_codes, reason_of, unknown_region
+    from sm_profiler.storage.s3 import REQUEST_ERRORS, create_api_client, error_codes, reason_of, unknown_region
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
@@ -41,7 +41,7 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
         raise SourceError(refused(error, name, _region_of(client, region), named=region is not None)) from error
-    except (BotoCoreError, ValueError, SourceError) as error:
+    except (*REQUEST_ERRORS, SourceError) as error:
         # A mistyped folder name gets here too, possibly on a machine without a network.
         cause = error.__cause__ if isinstance(error, SourceError) else error
         raise SourceError(
@@ -180,7 +180,7 @@ def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[st
             if len(found) >= LOG_LINES or not page.get("nextToken"):
                 break
             request["nextToken"] = page["nextToken"]
-    except (ClientError, BotoCoreError, ValueError, SourceError):  # these credentials may not read logs
+    except (*REQUEST_ERRORS, SourceError):  # these credentials may not read logs
         return found
     return [line for line in found if "sm-profiler:" in line][:LOG_LINES]
 

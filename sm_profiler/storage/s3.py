@@ -41,6 +41,7 @@ try:
         TokenRetrievalError,
     )
     from botocore.exceptions import ConnectionError as BotoConnectionError
+    from botocore.parsers import ResponseParserError
     from botocore.session import Session as BotocoreSession
 except ImportError as missing:  # pragma: no cover - this module is only imported for an s3:// URI
     raise SourceError("s3:// URIs need boto3: pip install 'sm-profiler[aws]'") from missing
@@ -103,7 +104,7 @@ BROKEN_CONNECTION = (
     ConnectionError,
     TimeoutError,
 )
-REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
+REQUEST_ERRORS = (ClientError, BotoCoreError, ResponseParserError, ValueError, *BROKEN_CONNECTION)
 
 
 def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
@@ -209,9 +210,16 @@ def reason_of(error: BaseException, region: str | None = None) -> str:
     """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with credentials or region."""
     response = getattr(error, "response", None)
     message = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
-    text = " ".join(str(message).split()) if message else one_line(error)
+    text = " ".join(str(message).split()) if message else _told(error)
     hint = unknown_region(region) if region else ""
     return credentials_problem(error) or (f"{hint} ({text})" if hint else text)
+
+
+def _told(error: BaseException) -> str:
+    """Return an error's message on one line; botocore's error about an answer has all of the answer, which may be a page."""
+    if isinstance(error, ResponseParserError):
+        return "the answer is not one of AWS: the endpoint is another server, or a proxy answered"
+    return one_line(error)
 
 
 def unknown_region(name: str) -> str:
@@ -255,7 +263,7 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     )
     explanation = EXPLANATIONS.get(code) or EXPLANATIONS.get(status)
     if explanation is None or not isinstance(error, ClientError):
-        return kind(f"{uri}: {one_line(error)}")
+        return kind(f"{uri}: {_told(error)}")
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
     if "region" in explanation and region:

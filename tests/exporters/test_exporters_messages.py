@@ -14,6 +14,7 @@ from types import ModuleType
 import attrs
 import boto3
 import pytest
+from botocore.parsers import ResponseParserError
 from moto import mock_aws
 from msgspec.structs import replace
 
@@ -252,6 +253,18 @@ def test_a_secret_address_is_in_no_message():
     with pytest.raises(ConfigError) as refused:
         open_destination("webhook:http://example.com/secret-token")
     assert "secret-token" not in str(refused.value)
+
+
+def test_an_answer_that_is_no_answer_of_aws_is_one_line():
+    """It was a traceback, with the page that a proxy had answered."""
+
+    def publish(**_):
+        raise ResponseParserError(
+            "Unable to parse response, invalid XML received. Further retries:\nb'<html>...</html>'"
+        )
+
+    with pytest.raises(SourceError, match=r"^publish: the answer is not one of AWS: the endpoint is another server"):
+        on_aws.request(publish)
 
 
 def test_sns_gets_text_and_attributes(aws, report):

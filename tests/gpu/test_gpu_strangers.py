@@ -148,3 +148,14 @@ def test_traces_of_the_host_alone_name_its_operators(tmp_path):
     assert main_finding.kind is Class.INCONCLUSIVE
     values = {one.metric: one.value for one in main_finding.evidence}
     assert str(values["the host's operators"]).startswith("aten::addmm 67 %")
+
+
+@pytest.mark.parametrize("part", ["framework", "framework/"])
+def test_the_part_of_a_profile_with_its_traces_is_no_folder_of_traces(tmp_path, capsys, part):
+    window = tmp_path / "framework/pytorch/detailed_profiling/2024010100/000000003"
+    trace(window / "1-algo-1.trace.json.gz")
+    trace(tmp_path / "framework/pevents/2024010100/1704067200000000_1-algo-1_pythontimeline.json")
+    assert not holds_only_traces(f"{tmp_path}/{part}")
+    assert main(["report", f"{tmp_path}/{part}"]) == 2
+    assert f"it is a folder inside of one: name {tmp_path}" in capsys.readouterr().err
+    assert holds_only_traces(str(window))

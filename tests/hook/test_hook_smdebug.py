@@ -105,6 +105,9 @@ hook.get_collections()[CollectionKeys.WEIGHTS].save_config = SaveConfig(
     mode_save_configs={modes.TRAIN: SaveConfigMode(save_interval=2)})
 hook.add_collection(smd.Collection("mine", include_regex=["fc"], reduction_config=ReductionConfig(norms=["l1"])))
 assert hook.count_parameters(model) == 5
+assert hook is Hook.create_from_config()  # of this project's own hook, as are the phases and the steps
+with hook.phase("mine too"):
+    pass
 hook.set_mode(modes.TRAIN)
 for number, (x, y) in enumerate(data):
     optimizer.zero_grad()
@@ -162,6 +165,7 @@ def test_a_script_for_smdebugs_hook_of_pytorch_runs_and_is_profiled(tmp_path):
     done = run(TORCH_SCRIPT, SM_PROFILER_AUTO="1", SM_PROFILER_CONFIG=config(tmp_path))
     assert len(steps(tmp_path)) == 10
     assert [event["name"] for event in events(tmp_path) if event["phase"] == "mine"] == ["work"]
+    assert [event["name"] for event in events(tmp_path) if "mine too" in (event["phase"], event["name"])]
     assert done.stderr.count("accepted and do nothing") == 1
 
 

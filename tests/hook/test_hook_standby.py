@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from threading import Thread
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from sm_profiler import threads
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, settings
-from sm_profiler.hook.settings import ConfigText, Standby, in_framework, is_busy, read_config
+from sm_profiler.hook.settings import ConfigText, Standby, in_framework, is_busy, read_config, running_call
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.hook import environment
@@ -285,6 +286,17 @@ inside = types.ModuleType("keras.loop")
 exec(r"import time\ndef fit():\n for _ in range(1000):\n  time.sleep(0.001)".replace(r"\n", chr(10)), vars(inside))
 inside.fit()
 """
+
+
+def test_a_script_that_sleeps_is_no_framework():
+    """The log had that a framework's code runs, and the main thread was in the script's own time.sleep()."""
+    found = []
+    asks = Thread(target=lambda: (time.sleep(0.2), found.append(running_call())))
+    asks.start()
+    time.sleep(1.0)
+    asks.join()
+    line = test_a_script_that_sleeps_is_no_framework.__code__.co_firstlineno + 5
+    assert found == [f"line {line} of test_hook_standby.py"]
 
 
 def test_a_hook_without_a_moment_to_start_reports_that(tmp_path):

@@ -6,6 +6,7 @@ import time
 import botocore.session
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError
+from botocore.parsers import ResponseParserError
 
 from sm_profiler.errors import SourceError
 from sm_profiler.storage import AccessDeniedError, MissingFileError, base, open_storage, read_all, s3
@@ -123,6 +124,17 @@ def test_an_upload_to_a_missing_bucket_names_the_bucket_and_the_reason(code):
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
     error = explain(ClientError(answer, "PutObject"), "s3://jobs/a/system/training_job_end.ts", "write")
     assert str(error) == "s3://jobs: the bucket does not exist: check its name, or create it"
+
+
+def test_an_answer_that_is_no_answer_of_s3_is_one_line(storage, monkeypatch):
+    def answer(**_):
+        raise ResponseParserError(
+            "Unable to parse response, invalid XML received. Further retries:\nb'<html>...</html>'"
+        )
+
+    monkeypatch.setattr(storage._client, "list_objects_v2", answer)
+    with pytest.raises(SourceError, match="the answer is not one of AWS"):
+        list(storage.list())
 
 
 KEY = "arn:aws:kms:us-east-1:1:key/abc"
