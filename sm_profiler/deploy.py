@@ -29,6 +29,7 @@ import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sm_profiler._version import __version__
+from sm_profiler.config.launched import RUNNING, Launched
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
@@ -38,7 +39,7 @@ from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.rule import INTERVAL
 from sm_profiler.rules.rule_job import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
-from sm_profiler.source.job import RUNNING, Launched, describe, missing_profile, outputs_of, stored_profile
+from sm_profiler.source.job import describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError, open_storage
 from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, environment_session, reason_of

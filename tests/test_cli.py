@@ -103,7 +103,9 @@ def test_reports_that_the_newest_run_is_running_or_has_nothing_yet(runs, capsys)
     assert capsys.readouterr().err.endswith("reading the newest: runs/a-new (still running)\n")
     write_state(runs / "a-new", 0)
     write_state(runs / "begun")
-    newest_run("runs")
+    (runs / "begun/system").mkdir(parents=True)
+    (runs / "begun/system/1.json.tmp").touch()  # that it was the newest ended in an error
+    assert newest_run("runs") == "runs/a-new"
     err = capsys.readouterr().err
     assert "runs/a-new\nsm-profiler: runs/begun is running and has no complete file yet: 'sm-profiler watch'" in err
 

@@ -97,3 +97,10 @@ def test_a_line_of_code_has_one_command():
         commands = [after for before, after in pairwise(words) if before == "sm-profiler" and after in COMMANDS]
         joined = len(commands) > 1 or (commands and words[:2] == ["pip", "install"])
         assert not joined, f"{page}: {line}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/script.md"])
+def test_what_a_reader_installs_first_installs_from_a_checkout_too(page):
+    text = (ROOT / page).read_text()
+    extras = re.search(r"pip install 'sm-profiler(\[\w+\])'", text)[1]
+    assert f"in a checkout: pip install '.{extras}'" in text

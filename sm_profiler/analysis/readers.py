@@ -20,6 +20,7 @@ from sm_profiler.analysis.times import (
     convert_utc_timestamp_to_microseconds,
     us_since_epoch_to_human_readable_time,
 )
+from sm_profiler.config.launched import Launched
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
@@ -29,7 +30,7 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
-from sm_profiler.source.job import Launched, describe, own_log_lines, profiler_output, stored_profile
+from sm_profiler.source.job import describe, own_log_lines, profiler_output, stored_profile
 from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client

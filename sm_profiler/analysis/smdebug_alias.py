@@ -13,7 +13,7 @@ from sm_profiler._lazy import import_part
 
 _ANALYSIS = "sm_profiler.analysis"
 _RULES = "sm_profiler.rules"
-_HOOK = "sm_profiler.hook"
+_HOOK = "sm_profiler.hook.smdebug"
 _PARSERS = f"{_ANALYSIS}.parsers"
 _RULE_MODULES = (
     "batch_size", "cpu_bottleneck", "dataloader", "gpu_memory_increase", "io_bottleneck", "load_balancing", "low_gpu_utilization",
@@ -26,12 +26,23 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.core": (),
     "smdebug.core.access_layer": (),
     "smdebug.core.access_layer.utils": (f"{_ANALYSIS}.parsers",),
+    "smdebug.core.collection": (_HOOK,),
     "smdebug.core.modes": (_HOOK,),
+    "smdebug.core.reduction_config": (_HOOK,),
+    "smdebug.core.save_config": (_HOOK,),
     "smdebug.exceptions": (f"{_RULES}.rule",),
     "smdebug.pytorch": (_HOOK, f"{_RULES}.trial"),
+    "smdebug.pytorch.collection": (_HOOK,),
+    "smdebug.pytorch.hook": (_HOOK,),
+    "smdebug.pytorch.singleton_utils": (_HOOK,),
     "smdebug.rules": (_RULES,),
     "smdebug.rules.rule": (f"{_RULES}.rule",),
     "smdebug.rules.rule_invoker": (f"{_RULES}.rule",),
+    "smdebug.tensorflow": (_HOOK, f"{_RULES}.trial"),
+    "smdebug.tensorflow.collection": (_HOOK,),
+    "smdebug.tensorflow.keras": (_HOOK,),
+    "smdebug.tensorflow.session": (_HOOK,),
+    "smdebug.tensorflow.singleton_utils": (_HOOK,),
     "smdebug.trials": (f"{_RULES}.trial",),
     "smdebug.trials.profiler_trial": (f"{_RULES}.trial",),
     "smdebug.trials.utils": (f"{_RULES}.trial",),
@@ -65,12 +76,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.profiler.analysis.rules": (_RULES,),
     **{f"smdebug.profiler.analysis.rules.{name}": (_RULES,) for name in _RULE_MODULES},
 }
-# old name → name in this package
+# old name → name in this package, in all modules or in one
 _RENAMED = {"modes": "ModeKeys"}
+_RENAMED_IN = {
+    ("smdebug.tensorflow", "get_hook"): "get_tensorflow_hook",
+    ("smdebug.tensorflow.singleton_utils", "get_hook"): "get_tensorflow_hook",
+}
 # names of the old library's other half, which saves and analyzes tensors
 _TENSOR_NAMES = frozenset({
-    "Collection", "CollectionKeys", "LocalTrial", "ReductionConfig", "S3Trial", "SaveConfig", "SaveConfigMode", "Trial", "add_to_collection",
-    "add_to_collections", "get_collection", "get_collections",
+    "LocalTrial", "S3Trial", "Trial", "add_to_collection", "add_to_collections", "get_collection", "get_collections",
 })  # fmt: skip
 _PRIVATE = ("__path__", "__file__", "__all__", "__wrapped__")
 
@@ -118,7 +132,8 @@ class _SmdebugModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _PRIVATE:
             for target in _MODULES[self.__name__]:
-                found = getattr(import_part(target, f"{self.__name__}.{name}"), _RENAMED.get(name, name), None)
+                own = _RENAMED_IN.get((self.__name__, name), _RENAMED.get(name, name))
+                found = getattr(import_part(target, f"{self.__name__}.{name}"), own, None)
                 if found is not None:
                     return found
         if name in _TENSOR_NAMES:  # ImportError, because `from … import` replaces the text of an AttributeError

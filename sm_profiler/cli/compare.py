@@ -43,12 +43,17 @@ def add_compare(parser: ArgumentParser) -> None:
 
 
 def run_compare(options: Namespace) -> int:
+    from sm_profiler.diagnosis import is_table
     from sm_profiler.report.compare import RegressionLimit
     from sm_profiler.report.recordings import holds_only_traces
     from sm_profiler.report.report_json import plain
     from sm_profiler.storage import open_storage
 
     limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
+    if any(is_table(where) for where in (options.before, options.after)):
+        raise ConfigError(
+            "tables of times cannot be compared, only profiles and traces of torch.profiler: run 'sm-profiler report' on each table"
+        )
     of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
     if any(of_traces) and not all(of_traces):
         raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")

@@ -114,7 +114,9 @@ def newest_run(where: str, *, running: bool = False) -> str:
         run = max(unfinished, key=lambda each: (each.changed, each.where)).where
         say(f"following {printable(run)}")
         return run
-    times = {job.where: time for job in found if (time := last_written(Path(job.where)))}
+    times = {
+        job.where: time for job in found if (time := last_written(Path(job.where), whole=job.state == "running"))
+    }  # files that are open are read once their run has ended
     if not times:
         return where
     run = max(times, key=lambda each: (times[each], each))

@@ -159,14 +159,19 @@ def add_validate(parser: ArgumentParser) -> None:
 
 def run_validate(options: Namespace) -> int:
     from sm_profiler.config import explain
+    from sm_profiler.config.launched import Launched
 
     given = read_json(options.config)
-    job: dict[str, Any] = dict(given) if "ProfilerConfig" in given else {}
+    config: Any = given
+    job: dict[str, Any] = dict(given) if given.keys() & {"ProfilerConfig", "Environment"} else {}
+    launched = Launched.of(job)
+    if launched.by_agent and launched.text is not None and launched.text.lstrip().startswith("{"):
+        config = launched.text
     if options.network_isolation:
         job["EnableNetworkIsolation"] = True
     if options.checkpoints:
         job.setdefault("CheckpointConfig", {})
     rules: list[Any] = next((given[name] for name in _RULES if isinstance(given.get(name), list)), [])
-    explanation = explain(given, [rule for rule in rules if isinstance(rule, Mapping)], job=job, now=time.time())
+    explanation = explain(config, [rule for rule in rules if isinstance(rule, Mapping)], job=job, now=time.time())
     print(explanation)
     return BAD if explanation.wrong else DONE

@@ -20,6 +20,7 @@ from sm_profiler.config.api import (
     rule_problems,
     shown,
 )
+from sm_profiler.config.launched import Launched
 from sm_profiler.config.profile import (
     COLLECTORS,
     MAX_SUGGESTIONS,
@@ -125,7 +126,7 @@ def explain(
     """
     profile, job = load_profile(config), job or {}
     evaluating = () if profile.disabled else rules
-    does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
+    does = [*_system(profile), *_framework(profile, job), *_rules(evaluating), *_storage(profile, job)]
     wrong = wrong_settings(config, rules)
     return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
@@ -151,8 +152,12 @@ def _system(profile: Profile) -> Iterator[str]:
         yield f"System metrics are sampled every {_milliseconds(profile.interval_ms)} where the API has no part in it; it rejects this interval."
 
 
-def _framework(profile: Profile) -> Iterator[str]:
+def _framework(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
     if profile.disabled:
+        return
+    launched = _launched(job)
+    if launched is not None and launched.switch is not None and not launched.hook:
+        yield f"No framework metrics: {launched.why_off}."
         return
     if profile.off:
         yield f"No framework metrics: {profile.off}."
@@ -164,6 +169,11 @@ def _framework(profile: Profile) -> Iterator[str]:
     missing = [_WHAT[name] for name in COLLECTORS if name not in recorded]
     if missing:
         yield f"Not collected: {', '.join(missing)}."
+
+
+def _launched(job: Mapping[str, Any]) -> Launched | None:
+    """Return the settings of a whole request or answer, None of a few parameters."""
+    return Launched.of(job) if job.keys() & {"Environment", "TrainingJobName"} else None
 
 
 def _what(name: str, collector: CollectorConfig) -> str:
@@ -231,6 +241,9 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
     for key, text in _paths(profile):
         for problem in path_problems(text)[1]:
             yield f"{key}: {problem} here; the hook stays off in a job without it"
+    launched = _launched(job)
+    if launched is not None:
+        yield from _odd_in_a_job(launched, profile, job)
     stopping = job.get("StoppingCondition")
     limit = stopping.get("MaxRuntimeInSeconds") if isinstance(stopping, Mapping) else None
     for name, collector in profile.collectors.items():
@@ -247,6 +260,19 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
         if name == "dataloader" and not any(map(NamePattern(collector.metrics_regex).matches, _LOADER_NAMES)):
             yield f"{wire}: MetricsRegex {collector.metrics_regex!r} matches none of PyTorch's data loader events"
+
+
+def _odd_in_a_job(launched: Launched, profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
+    if not launched.hook and (launched.by_agent or not profile.off):
+        unless = "" if launched.switch else ", unless the image has it or the script starts the hook itself"
+        yield f"{launched.why_off}: the hook stays off{unless}"
+    output = job.get("OutputDataConfig")
+    key = output.get("KmsKeyId") if isinstance(output, Mapping) else None
+    if key and launched.by_agent and profile.kms_key_id is None and job.get("EnableNetworkIsolation") is not True:
+        yield (
+            f"KmsKeyId: the job's results are encrypted with {shown(key)}, the agent's uploads with the bucket's own key: pass "
+            "kms_key_id= to agent_environment(…)"
+        )
 
 
 def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import attrs
 
 from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config, shown
 from sm_profiler.debugger.framework_profile import FrameworkProfile
+from sm_profiler.debugger.images import AwsImage, is_on, warn_of_old
 from sm_profiler.debugger.profiler import Profiler
 from sm_profiler.debugger.sdk_compat import SdkValue, drop_deprecation_warnings, is_kind, local_of_caller
 from sm_profiler.debugger.utils import require
@@ -105,18 +106,22 @@ class ProfilerConfig(SdkValue):
         return request
 
     def _warn_of_hook_that_stays_off(self, estimator: Any) -> None:
-        """Warn if an SDK v2 Estimator requests framework metrics, and nothing switches the hook on in the container.
+        """Warn if an SDK v2 Estimator requests framework metrics from a hook that is off, or too new for the container.
 
-        An image of the user's own may do it.
+        An image of the user's own may switch it on.
         """
         if self.framework_profile_params is None or self.disable_profiler is True or estimator is None:
             return
-        if getattr(estimator, "image_uri", None) or AUTO.name in (getattr(estimator, "environment", None) or {}):
+        image = AwsImage.of_estimator(estimator)
+        warn_of_old(image, stacklevel=3)
+        switch = (getattr(estimator, "environment", None) or {}).get(AUTO.name)
+        if is_on(switch) or (image is None and switch is None):
             return
+        shown_switch = "" if switch is None else f", but {shown(switch)}"
         warnings.warn(
-            f"framework metrics are configured, but {AUTO.name} is not in the Estimator's environment: unless the script starts "
-            f"the hook itself, system metrics alone are recorded. Add environment={{'{AUTO.name}': '1'}}, or call "
-            "sm_profiler.launch.attach(estimator, profiler_config, rules), which adds it",
+            f"framework metrics are configured, but {AUTO.name} is not on in the Estimator's environment{shown_switch}: unless the "
+            f"script starts the hook itself, system metrics alone are recorded. Add environment={{'{AUTO.name}': '1'}}, or call "
+            "sm_profiler.launch.attach(estimator, profiler_config, rules), which sets it",
             stacklevel=3,
         )
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler._version import __version__
+from sm_profiler.config.launched import Launched
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet.analysis import ATTRIBUTES, GROUP_BY, HOST, ON_REQUEST, assemble, shared_machines, value_of
@@ -335,7 +336,7 @@ class _Run:
         if loaded.report is None:
             if loaded.profile:
                 return False
-            self._add(candidate, row_of(None, loaded.description, loaded.place), loaded.identity)
+            self._add(candidate, _without_profile(loaded), loaded.identity)
             return True
         try:
             report = read_report(loaded.report)
@@ -400,6 +401,19 @@ class _Run:
         self.save()
 
 
+def _without_profile(loaded: Loaded) -> FleetJob:
+    """Return the row of a job that has no profile, with the reason that a report of it would name."""
+    row = row_of(None, loaded.description, loaded.place)
+    if not loaded.description:
+        return row
+    why, advice = Launched.of(loaded.description).why_no_profile()
+    return attrs.evolve(
+        row,
+        headline=safe_sentence(f"It has no profile: {why}."),
+        next_step=safe_sentence(f"{advice[0].upper()}{advice[1:]}." if advice else ""),
+    )
+
+
 def _stored_end(loaded: Loaded) -> StoredEnd | None:
     """Return the end of a job in its report, which is outdated; None if that is not known, or it cannot be read."""
     try:
@@ -426,7 +440,7 @@ class _Task:
         profile: location, as `source.open_source` takes it.
         name: the job's name.
         instance_type: type of its instances; "" if unknown, or if there are several.
-        description: parts of its description that a report uses.
+        description: its description as plain data; empty if there is none.
         is_new: its profile changed just now, and may have no whole file yet.
         end: its end in its report, which is outdated.
     """

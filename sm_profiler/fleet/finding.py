@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timezone
@@ -36,6 +37,7 @@ _LONGEST_STEM_OF = 256
 
 MAX_DESCRIPTION_BYTES = 4 << 20
 MAX_INSTANCES = 100_000
+MAX_DEPTH = 6  # of objects in a description
 STAGE_OF = {  # secondary status → stage
     "Starting": "waiting", "Pending": "waiting", "LaunchingMLInstances": "waiting", "PreparingTrainingStack": "waiting",
     "DownloadingTrainingImage": "image", "Downloading": "download", "Training": "training", "Interrupted": "waiting",
@@ -135,18 +137,20 @@ def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
 
 
 def as_json(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a description that a report uses, as plain data: times become seconds."""
-    rows = description.get("SecondaryStatusTransitions")
-    shown = [
-        {
-            "Status": str(row.get("Status")),
-            "StartTime": _time(row.get("StartTime")),
-            "EndTime": _time(row.get("EndTime")),
-        }
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, Mapping)
-    ]
-    return {"SecondaryStatusTransitions": shown}
+    """Return a description as plain data: times become seconds, and a job is judged from it as from the original."""
+    return {str(key): _plain_data(str(key), value) for key, value in description.items()}
+
+
+def _plain_data(key: str, value: object, depth: int = 0) -> Any:
+    if key.endswith("Time"):
+        return _time(value)
+    if isinstance(value, Mapping) and depth < MAX_DEPTH:
+        return {str(inner): _plain_data(str(inner), one, depth + 1) for inner, one in value.items()}
+    if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
+        return [_plain_data("", one, depth + 1) for one in value]
+    if value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _types(resources: Mapping[str, Any]) -> dict[str, int]:

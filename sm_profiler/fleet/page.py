@@ -19,6 +19,7 @@ from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.wording import (
     STAGES,
     STATES,
+    UNKNOWN,
     WHOLE_FROM,
     Amounts,
     advice,
@@ -496,7 +497,7 @@ class Column:
         """Return the cell as text, as the script writes it."""
         value = self.read(job)
         if value is None:
-            return ""
+            return UNKNOWN if self.kind in ("usd", "hours", "share") else ""
         if self.kind == "date":
             return moment(value * 60)
         if self.kind == "share":
@@ -518,9 +519,12 @@ def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
         Column("started", "Started", "date", _started),
         Column("cause", "Result", "cause", result),
         Column(
-            "lost", "Wasted", kind, lambda job: _rounded(job.lost_usd if amounts.priced else job.lost_instance_hours)
+            "lost",
+            "Wasted",
+            kind,
+            lambda job: _rounded(_known_loss(job, job.lost_usd if amounts.priced else job.lost_instance_hours)),
         ),
-        Column("share", "Share", "share", lambda job: None if job.lost_share is None else round(100 * job.lost_share)),
+        Column("share", "Share", "share", lambda job: _percent(_known_loss(job, job.lost_share))),
         *([Column("spent", "Spent", kind, lambda job: _rounded(job.bill_usd))] if amounts.priced else []),
         Column("hours" if amounts.priced else "spent", "Hours", "hours", lambda job: _rounded(job.instance_hours)),
         Column("machine", "Machines", "text", lambda job: shorten(machines(job), 60)),
@@ -531,6 +535,15 @@ def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
             if key not in {"instance-type", "job"}
         ),
     ]
+
+
+def _known_loss(job: FleetJob, lost: float | None) -> float | None:
+    """Return what a job lost; None if it was not judged, and lost nothing that is known without a verdict."""
+    return lost if job.is_judged or lost else None
+
+
+def _percent(share: float | None) -> int | None:
+    return None if share is None else round(100 * share)
 
 
 def _launched(job: FleetJob) -> str:
@@ -558,7 +571,7 @@ def _compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], address: Callab
     texts, codes = _coded(_pattern(job, address(job)) for job in jobs)
     lines, left = [], ADVICE_BYTES
     for job in jobs:
-        line = shorten(advice(job), 420)
+        line = first_sentences(advice(job), 420)
         left -= len(line.encode("utf-8", "replace")) + 3
         if left < 0:
             break

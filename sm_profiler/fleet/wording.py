@@ -36,6 +36,7 @@ STATES = {
     "Stopping": "Stopping",
 }
 
+UNKNOWN = "\N{EN DASH}"  # in place of a number
 LINES = 3  # of each list; the page has the others
 TOP = 5
 GROUPS = 10  # of a key
@@ -85,7 +86,8 @@ def advice(job: FleetJob) -> str:
     first = job.losses[0] if job.losses else None
     if first and job.repaired_by:
         return f"{first.headline} Repaired since: {job.repaired_by}, of the same user and script, does not lose to it."
-    return " ".join(filter(None, (first.headline, first.next_step))) if first else ""
+    told = first or (job if not job.is_judged else None)
+    return " ".join(filter(None, (told.headline, told.next_step))) if told else ""
 
 
 def group_name(key: str) -> str:
@@ -156,8 +158,10 @@ class Amounts:
         return "dollars" if self.priced else "machine hours"
 
     def text(self, usd: float | None, instance_hours: float) -> str:
-        """Format an amount that is known in both units, or in hours only."""
-        return money(usd) if self.priced and usd is not None else hours(instance_hours)
+        """Format an amount that is known in both units, in hours only, or not at all."""
+        if self.priced and usd is not None:
+            return money(usd)
+        return hours(instance_hours) if instance_hours > 0 else UNKNOWN
 
     def format(self, value: float) -> str:
         """Format a number that is in the page's unit already."""

@@ -64,6 +64,7 @@ LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loa
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
+THREAD_END = f"{OWN}thread_end"  # a thread ended with an exception; name: the thread's
 DATA_STAGES = f"{OWN}data_stages"  # the stages of a pipeline, as tf.data models them
 SAMPLES = (
     f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more

@@ -325,6 +325,15 @@ class Hang(Recorded):
 
 
 @attrs.frozen(kw_only=True)
+class ThreadEnd(Recorded):
+    """A thread of the script ended with an exception; the event's name is the thread's, and the arguments are those of `DeadThread`."""
+
+    phase: ClassVar[str] = event_names.THREAD_END
+    error: str = ""
+    where: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class Epoch(Recorded):
     """An epoch of the training, evaluation included."""
 
@@ -466,6 +475,6 @@ KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
         Profiling, Save, Log, Compile, Allocator, Operators, CompiledWork, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
-        LoaderWorkers, EvalMode, TrainMode, Loop, Synchronization,
+        LoaderWorkers, EvalMode, TrainMode, Loop, Synchronization, ThreadEnd,
     )
 }  # fmt: skip

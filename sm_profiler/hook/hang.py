@@ -86,7 +86,7 @@ class HangWatch(Collector):
         self._work_done = work or work_done
         self._frames = frames
         self._recording = threading.Event()
-        self._dead = DeadThreads(clock)
+        self._dead = DeadThreads(clock, self._record_dead)
         self._reset()
 
     def _reset(self) -> None:
@@ -220,6 +220,12 @@ class HangWatch(Collector):
         place = tuple((frame.f_code, frame.f_lasti) for frame in stack)
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
+
+    def _record_dead(self, dead: DeadThread) -> None:
+        """Record a thread at once: the training may be ended before its wait for that thread is a hang."""
+        session, found = self._session, recorded.ThreadEnd(error=dead.error, where=dead.where)
+        args = span_args(os.getpid(), session.tracker.latest_number, found.args())
+        session.append_event(TraceEvent(found.phase, dead.name, session.timebase.now_us(), 0, args))
 
     def _write(self, now: float, state: str, *, place: str = "", error: str | None = None) -> None:
         session = self._session
@@ -391,8 +397,12 @@ MAX_DEAD = 16  # threads that ended with an exception, the latest
 class DeadThreads:
     """Records the threads of the script that end with an exception, from `install` to `remove`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        on_end: Callable[[DeadThread], object] = bool,  # is given the first ones
+    ) -> None:
+        self._clock, self._on_end = clock, on_end
         self._found: deque[tuple[float, DeadThread]] = deque(maxlen=MAX_DEAD)  # and the seconds of the clock then
         self._patches = Patches(lambda _error: None)
 
@@ -421,4 +431,8 @@ class DeadThreads:
         if error is None or isinstance(error, SystemExit):
             return
         line, place = line_and_place(error, masked)
-        self._found.append((self._clock(), DeadThread(name=name, error=line, where=place)))
+        dead = DeadThread(name=name, error=line, where=place)
+        is_first = len(self._found) < MAX_DEAD
+        self._found.append((self._clock(), dead))
+        if is_first:
+            self._on_end(dead)

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from sm_profiler.errors import SourceError
 from sm_profiler.jobs.listing import JobPlace, find_places
 from sm_profiler.printable import printable
-from sm_profiler.source.job import output_of, refused
+from sm_profiler.source.job import outputs_of, refused
 from sm_profiler.storage import Storage, open_storage
 from sm_profiler.storage.s3 import REQUEST_ERRORS, create_client, reason_of
 
@@ -110,12 +110,22 @@ class Account:
     def place(self, description: dict[str, Any], name: str) -> tuple[Storage, JobPlace] | None:
         """Return where a job's profile and report are; None if it has neither."""
         try:
-            output = output_of(description, name)
+            outputs = outputs_of(description, name)
         except SourceError:  # it is not profiled
             return None
-        storage = open_storage(output.removesuffix("/profiler-output"), client=self.s3)
-        places = sorted(find_places(storage).places, key=lambda place: (place.report is None, place.profile is None))
-        return (storage, places[0]) if places else None
+        problem = None
+        for output in outputs:
+            storage = open_storage(output.removesuffix("/profiler-output"), client=self.s3)
+            try:
+                found = find_places(storage).places
+            except SourceError as error:  # the profile may be in another place
+                problem = problem or error
+                continue
+            if found:
+                return storage, min(found, key=lambda place: (place.report is None, place.profile is None))
+        if problem is not None:
+            raise problem
+        return None
 
     def tags(self, arn: str) -> list[dict[str, str]]:
         return list(self._items("list_tags", "Tags", MAX_TAGS, ResourceArn=arn))

@@ -19,9 +19,10 @@ import attrs
 from sm_profiler.config.api import MAX_VARIABLES, MAX_VARIABLES_TUNING
 from sm_profiler.container import CHECKPOINTS
 from sm_profiler.debugger import ProfilerConfig, ProfilerRule
+from sm_profiler.debugger.images import AwsImage, warn_of_old
 from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.environment import agent_environment, require_uploadable
+from sm_profiler.launch.environment import agent_environment, require_uploadable, switched_on
 from sm_profiler.launch.request import (
     TESTED,
     build_request,
@@ -62,6 +63,7 @@ def attach_estimator(
     _require_docker_in_local_mode(estimator, backend)
     before = estimator.profiler_config
     if backend == "agent":
+        warn_of_old(AwsImage.of_estimator(estimator), stacklevel=3)
         if before is not None and config_request(before).keys() - _SDK_DEFAULTS:
             warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
         values = {
@@ -93,7 +95,7 @@ def attach_estimator(
             )
         environment = dict(estimator.environment or {})
         if getattr(config, "framework_profile_params", None) is not None:
-            environment.setdefault(AUTO.name, "1")
+            environment = switched_on(environment)
         values = {
             "environment": environment or None,
             "disable_profiler": config.disable_profiler is True,
@@ -243,8 +245,13 @@ class _Request:
         """Set a parameter by its API name."""
         self.parameters[self._name(name)] = value
 
+    def warn_of_image(self) -> None:
+        """Warn if the hook does not support what the job's image has."""
+        warn_of_old(AwsImage.named(self.get("AlgorithmSpecification", "TrainingImage")), stacklevel=4)
+
     def environment_with(self, profiler_config: Any, limit: int = MAX_VARIABLES) -> dict[str, Any]:
         """Return the job's environment with the profiler's variables."""
+        self.warn_of_image()
         checkpoints = self.get("CheckpointConfig", "LocalPath") or CHECKPOINTS
         return agent_environment(
             profiler_config,
@@ -264,7 +271,8 @@ def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )
     if "ProfilingParameters" in added["ProfilerConfig"]:
-        request.set("Environment", {AUTO.name: "1", **(request.get("Environment") or {})})
+        request.warn_of_image()
+        request.set("Environment", switched_on(request.get("Environment")))
     request.parameters.update(request_to_shapes(added) if request.in_snake_case else added)
 
 
@@ -432,9 +440,10 @@ class _Adder:
         if own or theirs:
             require_accepted(changed)
         if "ProfilingParameters" in added["ProfilerConfig"]:
+            request.warn_of_image()
             environment = params.get("Environment")
             if environment is None or isinstance(environment, Mapping):  # botocore reports anything else
-                changed["Environment"] = {AUTO.name: "1", **(environment or {})}
+                changed["Environment"] = switched_on(environment)
         return changed
 
     def tuning(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import Any
 
 from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, may_exist, shown
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
+from sm_profiler.debugger.images import is_on
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request, is_pipeline_variable, require_right
 from sm_profiler.printable import printable
 from sm_profiler.settings import AUTO, CONFIG
 
 _S3_URI = re.compile(r"s3://([a-zA-Z0-9._-]{1,255}|arn:[^/\s]+)(/|\Z)")
+_SWITCH = re.compile(rf"{AUTO.name}\Z")
 _OURS = re.compile(rf"({CONFIG.name}(_\d+)?|{AUTO.name})\Z")
 
 
@@ -61,18 +63,32 @@ def agent_environment(  # one argument for each setting of a job
     elif kms_key_id is not None:
         config[KMS_KEY] = kms_key_id
     carried = {**environment_for(_to_json(config)), AUTO.name: "1"}
-    changed = sorted(name for name, value in own.items() if _OURS.match(str(name)) and carried.get(name) != value)
-    if changed:
-        warnings.warn(
-            f"the job's environment had {', '.join(changed)}: replaced by the attached configuration", stacklevel=3
-        )
-    merged = {name: value for name, value in own.items() if name not in changed} | carried
+    merged = _merged(own, carried, _OURS)
     if len(merged) > max_variables:
         raise ConfigError(
             f"the job's environment has {len(own)} variables and the profiler needs {len(carried)}: the API accepts "
             f"{max_variables}"
         )
     return merged
+
+
+def switched_on(environment: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of a job's environment that switches the hook on."""
+    return _merged(dict(environment or {}), {AUTO.name: "1"}, _SWITCH)
+
+
+def _merged(own: Mapping[str, Any], carried: Mapping[str, str], ours: re.Pattern[str]) -> dict[str, Any]:
+    """Return a job's own variables and those that are carried; those of its own that differ are named in a warning."""
+    changed = sorted(
+        name
+        for name, value in own.items()
+        if ours.match(str(name)) and carried.get(name) != value and not (name == AUTO.name and is_on(value))
+    )
+    if changed:
+        warnings.warn(
+            f"the job's environment had {', '.join(changed)}: replaced by the attached configuration", stacklevel=4
+        )
+    return {name: value for name, value in own.items() if name not in changed} | dict(carried)
 
 
 def require_destination(config: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.config.launched import Launched, lost_in_open_file
 from sm_profiler.formats.process_end import (
     COMPLETED,
     CRASHED,
@@ -32,7 +33,6 @@ from sm_profiler.formats.recorded import Hang
 from sm_profiler.formatting import duration, plural
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.source.job import Launched, lost_in_open_file
 
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running

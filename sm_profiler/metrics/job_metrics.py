@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.config.launched import BEGINNING_S, NO_KNOWN_STEP, Launched, next_file
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import AtLine, Callback, CompiledWork, EvalMode, Hang, Log, Profiling, Save, TrainMode
@@ -63,7 +64,6 @@ from sm_profiler.metrics.step_fold import (
 from sm_profiler.metrics.step_sample import Judged, Totals, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
 from sm_profiler.settings import ROTATE_SECONDS
-from sm_profiler.source.job import BEGINNING_S, Launched, next_file
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -847,8 +847,7 @@ def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
         return "", next_file(ROTATE_SECONDS.default)
     return "", (
         "Record steps and phases: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1 in the container, with "
-        "ProfilingParameters in the configuration. If that was so, no process made a step that is known: a process that only "
-        "imports a framework makes none, and other loops mark each step with get_hook().step()."
+        f"ProfilingParameters in the configuration. If that was so, {NO_KNOWN_STEP}"
     )
 
 

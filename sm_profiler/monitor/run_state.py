@@ -73,6 +73,8 @@ class RunState:
         """Description of the end of the run."""
         if self.exit_code is None:
             return "ended without an exit code"
+        if self.exit_code == 0:
+            return COMPLETED
         by = signal_name(self.exit_code)
         return f"was ended by {by}" if by else f"ended with exit code {self.exit_code}"
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formatting import clean, shorten, unbroken
+from sm_profiler.formatting import clean, first_sentences, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
@@ -224,6 +224,7 @@ def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
     )  # fmt: skip
     environment.filters["json_for_script"] = json_for_script
     environment.filters["shorten"] = shorten
+    environment.filters["sentences"] = first_sentences
     environment.filters["unbroken"] = unbroken
     return environment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,14 @@ from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.view import shares
-from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes
+from sm_profiler.render.words import gain_of_finding, loop_alarm, other_findings, readable_processes, short_gain
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
 MAX_STACKS = 3  # of a training that stopped
 MIN_NAMED = 0.005  # of a job
 NO_VERDICT = "no verdict yet"  # of a job that goes on
+_CLAUSE = re.compile(r"(?<=[,;:]) ")
 _MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
 
 
@@ -107,12 +109,17 @@ def _ending(ending: JobEnd, width: int, *, colour: bool) -> list[str]:
 
 
 def _also(findings: Sequence[Finding], width: int) -> list[str]:
-    """Return the other findings, each with its share of the time, in at most two lines."""
+    """Return the other findings, each with what its repair gains, in at most two lines."""
     if not findings:
         return []
-    each = [f"{finding.kind.value} {_share(finding)}({finding.confidence})" for finding in findings]
+    gains = [finding.gain and short_gain(finding.gain) for finding in findings]
+    each = [
+        f"{finding.kind.value} {f'{gain} ' if gain else ''}({finding.confidence})"
+        for finding, gain in zip(findings, gains, strict=True)
+    ]
+    head = "Also, with the gain of a repair" if any(gains) else "Also"
     return textwrap.wrap(
-        f"Also: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
+        f"{head}: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
     )
 
 
@@ -128,11 +135,6 @@ def _stacks(report: Report, width: int) -> list[str]:
         lines.append(cut(text, width))
     more = f" ({len(stacks) - MAX_STACKS} more are on the page)" if len(stacks) > MAX_STACKS else ""
     return [f"  Stacks, the innermost frame first{more}:", *lines] if lines else []
-
-
-def _share(finding: Finding) -> str:
-    of_job = " of the job" if finding.of == "job" else ""
-    return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
 
 
 def _location(finding: Finding, location: Location) -> str:
@@ -174,10 +176,15 @@ def _wrap(text: str, width: int, most: int = 4) -> list[str]:
 
 
 def _sentences(text: str, width: int, most: int = 4) -> list[str]:
-    """Return the sentences that fit into some lines; if none does, the beginning of the first one."""
+    """Return the sentences that fit into some lines; if none does, the clauses of the first one that do."""
     sentences = SENTENCE.split(printable(text))
     for count in range(len(sentences), 0, -1):
         lines = textwrap.wrap(" ".join(sentences[:count]), width, initial_indent="  ", subsequent_indent="  ")
+        if len(lines) <= most:
+            return lines
+    clauses = _CLAUSE.split(sentences[0])
+    for count in range(len(clauses) - 1, 1, -1):  # "Next:" alone is none
+        lines = _wrap(f"{' '.join(clauses[:count]).rstrip(',;:')} …", width, most + 1)
         if len(lines) <= most:
             return lines
     return _wrap(sentences[0], width, most)

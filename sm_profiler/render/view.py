@@ -374,7 +374,9 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
     tiles = [("Duration", length, ENDINGS.get(metrics.ending.state, ""))]
     speed = metrics.steps_per_second
     if speed:
-        steps = sum(int(rank.train.sum()) for rank in metrics.ranks[:1])
+        first = metrics.ranks[0]
+        steps, ends = int(first.train.sum()), {one.name: one for one in metrics.ending.ranks if one.counted}
+        steps -= first.name in ends and ends[first.name].step == steps - 1  # the step in which it stopped is none
         note = f"{steps:,} steps" + (f" on each of {len(metrics.ranks)} ranks" if len(metrics.ranks) > 1 else "")
         tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
         if metrics.batch_size:
@@ -479,9 +481,10 @@ def sentence(rows: list[Row], means: Floats, singular: str) -> str:
     if len(rows) == 1:
         return f"The {singular} is {whole[0]:.0f} % busy on average."
     most, least = int(np.nanargmax(whole)), int(np.nanargmin(whole))
+    several = len({row[0] for row in rows}) > 1
 
     def named(at: int) -> str:
-        return f"{shorten(rows[at][1], 30)} of {shorten(rows[at][0], 40)}"
+        return f"{shorten(rows[at][1], 30)}{f' of {shorten(rows[at][0], 40)}' if several else ''}"
 
     return (
         f"{plural(len(rows), singular)} are {np.nanmean(whole):.0f} % busy on average: "

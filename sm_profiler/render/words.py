@@ -23,6 +23,7 @@ CENT = 0.01
 WIDE = 10.0  # times its low end, from which on the high end of a range is left out
 _MOST = 0.999 / (1 - limits.MOST_SAVED)
 
+_TIME = ("of the loop", "of the job")  # ends of gains that are a saved time, not a factor
 _PLAIN = re.compile(r"[\w.-]{1,63}")
 
 MARKER = "<!-- sm-profiler compare -->"
@@ -65,21 +66,33 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
     """
     if gain is None or gain.speedup.high <= 1.0:
         return ""
-    money = f", saves about {dollars(gain.usd.value)}" if gain.usd and gain.usd.value >= CENT else ""
+    short = short_gain(gain)
+    saves = "saves" if short.endswith(_TIME) else "makes the loop" if gain.of == "loop" else "makes"
+    money = (
+        f"{',' if saves == 'saves' else ', saves'} about {dollars(gain.usd.value)}"
+        if gain.usd and gain.usd.value >= CENT
+        else ""
+    )
     money += " at an estimated price" if money and gain.usd_is_rough else ""
-    if gain.of == "job":
-        seconds = _range(duration(gain.seconds.low), duration(gain.seconds.high))
-        return f"{subject} saves {seconds} of the job{money.replace(', saves', ',')}."
-    if gain.of == "steps":
-        return f"{subject} makes these steps {factors(gain.speedup)} times as fast{money}."
-    if gain.speedup.value < CLEAR_FACTOR:
-        share = gain.share_of_loop
-        return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
-    factor = factors(gain.speedup)
+    if saves != "makes the loop":
+        return f"{subject} {saves} {short}{money}."
     # the ends that are shown: a rounding is no reason to explain anything
     beyond = 0 < lost < 1 and round(gain.speedup.high, 1) > round(1 / (1 - lost), 1)
-    chance = "; two runs also differ by chance" if beyond and not factor.startswith("more") else ""
-    return f"{subject} makes the loop {factor} times as fast{per}{money}{chance}."
+    chance = "; two runs also differ by chance" if beyond and not short.startswith("more") else ""
+    return f"{subject} {saves} {short}{per}{money}{chance}."
+
+
+def short_gain(gain: Gain) -> str:
+    """Return a gain without a sentence: `1.2 to 2.3 times as fast`, `3 to 5 % of the loop`; empty if it is nothing."""
+    if gain.speedup.high <= 1.0:
+        return ""
+    if gain.of == "job":
+        return f"{_range(duration(gain.seconds.low), duration(gain.seconds.high))} of the job"
+    if gain.of == "steps":
+        return f"these steps {factors(gain.speedup)} times as fast"
+    if gain.speedup.value < CLEAR_FACTOR:
+        return f"{_range(percent(gain.share_of_loop.low), percent(gain.share_of_loop.high))} of the loop"
+    return f"{factors(gain.speedup)} times as fast"
 
 
 def factors(speedup: Interval) -> str:

@@ -36,7 +36,8 @@ class Prediction:
         findings: classes of the earlier run's findings that the prediction is about.
         repaired: the later run hardly has them, if at all.
         predicted: speedup of the loop by their gains.
-        measured: how many times as fast the later run is, by the numbers of the comparison; None if it still has them.
+        measured: how many times as fast the later run is, by the numbers of the comparison; None if it still has them,
+            or if other programs delayed a run too much to show it.
     """
 
     findings: tuple[str, ...]
@@ -58,6 +59,8 @@ class Prediction:
     @property
     def sentence(self) -> str:
         names = " and ".join(self.findings)
+        if self.measured is None and self.repaired:
+            return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, which times with this load of other programs do not test."
         if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"
             return f"{names} {is_are} still found: predicted {factors(self.predicted)} times as fast once repaired."
@@ -73,7 +76,7 @@ class Prediction:
         return {**plain(self), "held": self.held, "sentence": self.sentence}
 
 
-def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
+def predictions(before: Report, after: Report, measured: Interval | None) -> tuple[Prediction, ...]:
     """Return the predictions of a run: for the findings that the next one hardly has, and for each that is left.
 
     What is gone was not repaired if the next run is slower, and is not known to be if a new cause accounts for it that
@@ -94,8 +97,10 @@ def predictions(before: Report, after: Report, measured: Interval) -> tuple[Pred
     ]
     gone = [pair for pair in known if is_gone(*pair)]
     found = [_prediction([pair], measured, repaired=False) for pair in known if pair not in gone]
-    if gone and measured.high >= 1:
+    if gone and (measured is None or measured.high >= 1):
         repaired = _prediction(gone, measured, repaired=True)
+        if measured is None:
+            return (repaired, *found)
         before_that = {finding.kind for finding in (before.verdict.main, *before.verdict.also)}
         new = sum(_share(gain) for kind, gain in left.items() if kind not in before_that) / measured.value
         hidden = new > HARDLY * sum(_share(gain) for _, gain in gone)
@@ -109,7 +114,7 @@ def _share(gain: Gain | None) -> float:
     return gain.share_of_loop.value if gain is not None and gain.of == "loop" else 0.0
 
 
-def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repaired: bool) -> Prediction:
+def _prediction(group: list[tuple[Finding, Gain]], measured: Interval | None, *, repaired: bool) -> Prediction:
     """Combine the gains of some findings: their shares of the loop add up."""
     shares = [gain.share_of_loop for _, gain in group]
     value = sum(one.value for one in shares)
@@ -220,7 +225,7 @@ class Comparison:
         others: share of the loop in which other programs kept the training waiting for a core.
         elapsed: the step with its evaluation and these waits, as the clock shows it; None if there are hardly any.
         notes: how the times were made comparable.
-        measured: the times of runs that are not comparable because of other programs; without changes.
+        measured: the times by the clock of runs that are not comparable because of other programs; without changes.
     """
 
     before: str
@@ -280,8 +285,9 @@ def compare(before: Report, after: Report) -> Comparison:
     """Compare two runs by their training steps after the warm-up.
 
     Times are those of a sample if the batch sizes differ. Time in which other programs kept the training waiting for a
-    core is taken out, and the summary states the time with it, too; runs that mostly waited are not compared. Intervals come from a bootstrap: blocks of
-    consecutive steps are drawn, because neighbouring steps resemble each other.
+    core is taken out, and the summary states the time with it, too. A run that noticeably waited can only be called the
+    faster one: other programs stop its other threads, too, which nothing counts. Intervals come from a bootstrap: blocks
+    of consecutive steps are drawn, because neighbouring steps resemble each other.
     """
     metrics = before.metrics, after.metrics
     contexts = Case(metrics[0], {}), Case(metrics[1], {})
@@ -314,19 +320,24 @@ def compare(before: Report, after: Report) -> Comparison:
         _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
     ]
     shown = [key for key in each[0] if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)]
-    if max(others) >= limits.MAJORITY:
+    by_clock, heavy = _change(LOOP, each[0][LOOP], each[1][LOOP], (1.0, 1.0)), max(others) >= limits.NOTICEABLE
+    if not _in_spite_of_load(by_clock, others):
         measured = tuple(Change(key, each[0][key].mean, each[1][key].mean, None, None, None) for key in shown)
-        return result((), _refusal(others), measured=measured, notes=_batch_notes(per, samples, metrics))
+        untested = predictions(before, after, None)
+        notes = _batch_notes(per, samples, metrics)
+        return result((), _refusal(others), predictions=untested, measured=measured, notes=notes)
     loaded = max(others) >= LOAD_FROM
     own = (1 - others[0], 1 - others[1]) if loaded else (1.0, 1.0)
-    changes = tuple(_change(key, each[0][key], each[1][key], own) for key in shown)
+    changes = tuple(_certain_change(key, each[0][key], each[1][key], own) for key in shown)
     elapsed = None
     if loaded:
         waited = [times[LOOP].mean * share for times, share in zip(each, others, strict=True)]
         changes += (Change(OTHERS, waited[0], waited[1], None, None, None),)
-        elapsed = attrs.evolve(_change(LOOP, each[0][LOOP], each[1][LOOP], (1.0, 1.0)), part=ELAPSED)
+        elapsed = attrs.evolve(by_clock, part=ELAPSED)
     step = changes[0] if changes else None
-    found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
+    found: tuple[Prediction, ...] = ()
+    if step is not None and step.change is not None:
+        found = predictions(before, after, None if heavy else _speedup(step))
     notes = (*_script_notes(*metrics), *_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
     return result(changes, _sentence(changes, per, elapsed), predictions=found, elapsed=elapsed, notes=notes)
 
@@ -396,6 +407,20 @@ def _change(key: str, a: _Time, b: _Time, own: tuple[float, float]) -> Change:
     return Change(key, before, after, after / before - 1, float(low) - 1, float(high) - 1)
 
 
+def _certain_change(key: str, a: _Time, b: _Time, own: tuple[float, float]) -> Change:
+    """Compare two times, without a change if the load of other programs may be all of it."""
+    found = _change(key, a, b, own)
+    if _in_spite_of_load(_change(key, a, b, (1.0, 1.0)), (1 - own[0], 1 - own[1])):
+        return found
+    return Change(key, found.before, found.after, None, None, None)
+
+
+def _in_spite_of_load(by_clock: Change, others: tuple[float, float]) -> bool:
+    """Return whether the load of other programs is not noticeable, or can only have made the change smaller."""
+    slower = others[1 if (by_clock.change or 0.0) > 0 else 0]
+    return max(others) < limits.NOTICEABLE or (by_clock.is_clear and slower < limits.NOTICEABLE)
+
+
 def _speedup(step: Change) -> Interval:
     """Return how many times as fast the second run is."""
     value, low, high = (1 / max(1 + (one or 0.0), 1e-9) for one in (step.change, step.high, step.low))
@@ -403,15 +428,15 @@ def _speedup(step: Change) -> Interval:
 
 
 def _refusal(others: tuple[float, float]) -> str:
-    """Return why runs that mostly waited for other programs are not compared."""
+    """Return why runs that waited for other programs are not compared."""
     waits = [
         f"{percent(share)} of the loop {moment}"
-        for share, moment in zip(others, ("before", "after"), strict=True) if share >= limits.MAJORITY
+        for share, moment in zip(others, ("before", "after"), strict=True) if share >= limits.NOTICEABLE
     ]  # fmt: skip
     again = "both runs" if len(waits) > 1 else "that run"
     return (
-        f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, so its times are mostly "
-        f"theirs. Repeat {again} while the machine is less busy."
+        f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, and its other threads "
+        f"for a time that nothing counts, so a difference may be theirs. Repeat {again} while the machine is less busy."
     )
 
 

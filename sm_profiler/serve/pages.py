@@ -77,10 +77,11 @@ def state_line(snapshot: Snapshot, status: str = "") -> str:
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":
         return snapshot.note or "reading what is there"
-    if snapshot.note.startswith((snapshot.state, "was ", "failed")):  # such as "waiting for the first data"
-        return snapshot.note.removeprefix("was ")
+    end = (status or ENDS.get(snapshot.status, "")) if snapshot.state == "ended" else ""
+    if snapshot.note.startswith((snapshot.state, "was ", *ENDS.values())):  # such as "waiting for the first data"
+        note = snapshot.note.removeprefix("was ")
+        return note if end in {"", "ended"} or note.startswith(end) else f"{end}: {note}"
     if snapshot.state == "running" and snapshot.report is not None and not snapshot.report.metrics.running:
         return "running, or ended without a record of it"  # nothing is new for long
-    state = (status or ENDS.get(snapshot.status, "")) if snapshot.state == "ended" else ""
-    state = state or snapshot.state
+    state = end or snapshot.state
     return f"{state}: {snapshot.note}" if snapshot.note else state

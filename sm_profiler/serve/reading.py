@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from sm_profiler.config.launched import RUNNING
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.folding import LATE_S, TRIM_WINDOWS, Slice, WindowCutter, others_may_follow, service_limit_us
@@ -30,7 +31,7 @@ from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.source import ProfileSource, open_source
-from sm_profiler.source.job import RUNNING, describe
+from sm_profiler.source.job import describe
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError, job_name
 from sm_profiler.source.parquet.paths import FILES, STATES, folder_of, split_job

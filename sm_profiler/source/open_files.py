@@ -200,14 +200,14 @@ def _is_left(path: Path, root: Path) -> bool:
     return True
 
 
-def last_written(folder: Path) -> float:
-    """Return when a file of a folder's profile was last written, in seconds since the epoch; 0 if it has none."""
+def last_written(folder: Path, *, whole: bool = False) -> float:
+    """Return when a file (`whole`: one that is complete) of a folder's profile was last written, in seconds since the epoch; 0 if it has none."""
     found = (
         file.mtime
         for base in (folder, folder / OUTPUT)
         for kind in ("system", "framework")
         for file in LocalStorage(base).list(f"{kind}/")
-        if file.key not in END_MARKERS
+        if file.key not in END_MARKERS and not (whole and file.key.endswith(TEMPORARY))
     )
     with contextlib.suppress(SourceError):  # reported when it is read
         return max(found, default=0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sm_profiler.config.launched import Launched
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import FRAMEWORK, METADATA_SUFFIX, OUTPUT, SYSTEM, parse_path
 from sm_profiler.monitor.run_state import read_state
@@ -244,7 +245,6 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             description and the job's log.
     """
     from sm_profiler.source.job import (  # boto3 takes a third of a second to load
-        Launched,
         describe,
         missing_profile,
         outputs_below,

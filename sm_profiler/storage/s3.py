@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 from sm_profiler.errors import SourceError
-from sm_profiler.printable import one_line
+from sm_profiler.printable import one_line, printable
 from sm_profiler.storage.base import (
     AccessDeniedError,
     FileInfo,
@@ -80,6 +81,9 @@ EXPLANATIONS = {
     "RequestTimeTooSkewed": "this machine's clock differs too much from AWS's",
     "InvalidBucketName": "the bucket name is not valid",
 }
+
+# AWS's own reason of a denial: what is missing may be the permission to use a key
+_NOT_AUTHORIZED = re.compile(r'not authorized to perform: ([\w:*-]{1,80})(?: on resource: "?([^\s"]{1,300}))?')
 
 Result = TypeVar("Result")
 
@@ -256,7 +260,11 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
     if "region" in explanation and region:
         explanation += f", {region}: set AWS_REGION={region}"
-    return kind(f"{uri}: {explanation.format(verb=verb)}")
+    explanation = explanation.format(verb=verb)
+    if denied := _NOT_AUTHORIZED.search(str(error.response.get("Error", {}).get("Message", ""))):
+        resource = f" on {denied[2].rstrip('.')}" if denied[2] else ""
+        explanation += printable(f" (not authorized: {denied[1]}{resource})")
+    return kind(f"{uri}: {explanation}")
 
 
 class S3Storage:

@@ -80,7 +80,7 @@ def test_every_old_module_can_be_imported():
     with pytest.raises(ImportError):
         from smdebug.profiler.utils import nonsense  # noqa: F401
     with pytest.raises(ImportError, match="profiling, not tensors"):
-        from smdebug.pytorch import SaveConfig  # noqa: F401
+        from smdebug.pytorch import get_collections  # noqa: F401
     assert "PandasFrame" in dir(ours)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ours.nonsense

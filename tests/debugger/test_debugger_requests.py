@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.cli import main
 from sm_profiler.config import explain
+from sm_profiler.config.launched import Launched
 from sm_profiler.debugger import (
     DataloaderProfilingConfig,
     DetailedProfilingConfig,
@@ -27,6 +28,7 @@ from sm_profiler.debugger import (
     rule_configs,
 )
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch import agent_environment
 
 windows = st.one_of(
     st.just({}),
@@ -424,3 +426,52 @@ def test_explain_has_the_parameters_of_every_rule():
         } == known
         signature = inspect.signature(getattr(rule_configs, rule).__init__)
         assert set(signature.parameters) - {"self", "scan_interval_us"} == known
+
+
+JOB = {
+    "TrainingJobName": "j",
+    "OutputDataConfig": {"S3OutputPath": "s3://b/", "KmsKeyId": "arn:aws:kms:us-east-1:1:key/k"},
+}
+EVERY_STEP = "Every step is recorded"
+
+
+@pytest.mark.parametrize(
+    ("environment", "odd", "recorded"),
+    [
+        ({"SM_PROFILER_AUTO": "1"}, None, True),
+        ({"SM_PROFILER_AUTO": "0"}, "is not on in the job's environment, but '0': the hook stays off\n", False),
+        ({"SM_PROFILER_AUTO": "maybe"}, "is not on in the job's environment, but 'maybe': the hook stays off\n", False),
+        ({}, "is not on in the job's environment: the hook stays off, unless the image has it", True),
+        (None, "is not on in the job's environment: the hook stays off, unless the image has it", True),
+    ],
+)
+@pytest.mark.parametrize("backend", ["service", "agent"])
+def test_validate_names_a_hook_that_the_job_leaves_off(tmp_path, capsys, environment, odd, recorded, backend):
+    config = ProfilerConfig("s3://b/", framework_profile_params=FrameworkProfile())
+    request = JOB | {"ProfilerConfig": config._to_request_dict()}
+    if environment is not None:
+        request["Environment"] = environment
+    if backend == "agent":
+        carried = agent_environment(config, kms_key_id="k")
+        del carried["SM_PROFILER_AUTO"]
+        request |= {"ProfilerConfig": {"DisableProfiler": True}, "Environment": {**carried, **(environment or {})}}
+    assert main(["validate", write(tmp_path, request)]) == 0
+    shown = capsys.readouterr().out
+    assert ("odd:" in shown) == (odd is not None)
+    assert (odd or "") in shown
+    assert (EVERY_STEP in shown) == recorded
+    if odd and environment and backend == "service":
+        launched = Launched.of(request)
+        assert launched.why_off in launched.why_no_steps()[0]  # of a report
+        assert launched.why_off in shown
+
+
+def test_validate_names_a_key_that_the_agent_does_not_use(tmp_path, capsys):
+    config = ProfilerConfig("s3://b/", framework_profile_params=FrameworkProfile())
+    for key, odd in ((None, True), ("arn:aws:kms:us-east-1:1:key/k", False)):
+        environment = agent_environment(config, kms_key_id=key)
+        main(["validate", write(tmp_path, JOB | {"Environment": environment})])
+        shown = capsys.readouterr().out
+        assert ("odd: KmsKeyId: the job's results are encrypted with 'arn:aws:kms:us-east-1:1:key/k'" in shown) == odd
+        assert ("kms_key_id= to agent_environment" in shown) == odd
+        assert "stored under s3://b/" in shown

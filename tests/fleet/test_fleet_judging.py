@@ -2,13 +2,18 @@
 
 import json
 import shutil
+from datetime import datetime, timezone
 
+import msgspec
 import pytest
 
 from sm_profiler.compact import compact
+from sm_profiler.config.launched import Launched
 from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.finding import as_json, safe_sentence
 from sm_profiler.fleet.rows import read_report
-from sm_profiler.report import build_report, write_report
+from sm_profiler.fleet.wording import advice
+from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
@@ -63,3 +68,59 @@ def test_reports_have_what_a_fleet_reads(profile):
     assert found.version
     assert found.job.loader is not None
     assert found.job.ranks[0].train_steps > 0
+
+
+CONFIG = {"S3OutputPath": "s3://b/out", "ProfilingParameters": {"DataloaderProfilingConfig": "{}"}}
+AGENT = {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(CONFIG)}
+HOOK_OFF = AGENT | {"SM_PROFILER_AUTO": "0"}
+INTERRUPTED = [
+    {"Status": "Training", "StartTime": START_S, "EndTime": START_S + 60},
+    {"Status": "Interrupted", "StartTime": START_S + 60, "EndTime": START_S + 90},
+    {"Status": "Training", "StartTime": START_S + 90, "EndTime": START_S + 120},
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (
+            {"Environment": AGENT},
+            "SM_PROFILER_AUTO=1 is set and framework metrics are configured, but no step is stored",
+        ),
+        ({"Environment": HOOK_OFF}, "The hook was off"),
+        ({"ProfilerConfig": CONFIG}, "The hook was off"),
+        ({"Environment": AGENT, "status": "Stopped"}, "the job ended early"),
+        ({"Environment": AGENT, "SecondaryStatusTransitions": INTERRUPTED}, "no step is stored"),
+    ],
+)
+def test_a_job_without_steps_has_the_reason_of_its_report(tmp_path, monkeypatch, job, why):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    raw = make_job(tmp_path / "jobs/mine/profiler-output", "--minutes 2 --scenario low-gpu")
+    shutil.rmtree(raw / "framework")
+    answer = description("mine", start=START_S, **job)
+    (raw.parent / "job.json").write_text(json.dumps(answer))
+    (row,) = build_fleet([str(tmp_path / "jobs")], executor="local:1", progress=False).jobs
+    report = build_report(open_source(raw), job=JobInfo("mine", description=answer))
+    assert why in row.headline
+    verdict = read_report(to_json(report).encode()).verdict
+    assert (row.headline, row.next_step) == (safe_sentence(verdict.headline), safe_sentence(verdict.next_step))
+
+
+def test_a_job_without_a_profile_has_the_reason_of_its_report(tmp_path):
+    (tmp_path / "jobs/mine").mkdir(parents=True)
+    answer = description("mine", start=START_S, Environment=HOOK_OFF)
+    (tmp_path / "jobs/mine/job.json").write_text(json.dumps(answer))
+    (row,) = build_fleet([str(tmp_path / "jobs")], progress=False).jobs
+    why, todo = Launched.of(answer).why_no_profile()
+    assert (row.headline, row.next_step) == (f"It has no profile: {why}.", "Set SM_PROFILER_AUTO=1.")
+    assert todo == "set SM_PROFILER_AUTO=1"
+    assert why in advice(row)
+
+
+def test_a_job_is_judged_from_all_of_its_description():
+    """The workers got the times of its attempts alone, and found its hook off."""
+    began = datetime(2026, 11, 27, 12, tzinfo=timezone.utc)
+    answer = description("mine", Environment=AGENT, ProfilerConfig={"DisableProfiler": True}, TrainingStartTime=began)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(as_json(answer)))
+    assert Launched.of(sent) == Launched.of(answer)
+    assert sent["TrainingStartTime"] == began.timestamp()

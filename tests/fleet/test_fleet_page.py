@@ -9,9 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fleet_pages import fleet_of, made_up_fleet, made_up_job
 
-from sm_profiler.fleet.model import Fleet, Totals
+from sm_profiler.fleet.model import Failure, Fleet, Totals
 from sm_profiler.fleet.page import link, render_html
-from sm_profiler.fleet.wording import hours, monday, money
+from sm_profiler.fleet.wording import UNKNOWN, hours, monday, money
 from tests.support.browser import page_of
 
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
@@ -79,6 +79,53 @@ def test_fleets_without_waste_jobs_or_verdicts_have_a_page():
     html = render_html(fleet_of(unread, common=(), hosts=(), causes=()))
     assert "None of the jobs could be judged." in html
     assert "no steps were recorded" in visible(html)
+
+
+LONG = (
+    "Prepare batches in worker processes: DataLoader(…, num_workers=8, persistent_workers=True), with pin_memory=True if there "
+    "is a GPU; 'sm-profiler try-loader SCRIPT' measures how many pay off. About 8 workers are needed to load a batch in 3.05 ms of "
+    "a step. More workers than the 1 core are fine here, although PyTorch warns of them: loading mostly waits for storage or the "
+    "network and leaves them idle. Fewer, larger reads and closer data help, too."
+)
+
+
+def test_advice_is_cut_between_sentences():
+    """The middle was left out: “About 8 workers are…05 ms of a step”."""
+    job = made_up_job(1)
+    job = attrs.evolve(job, losses=tuple(attrs.evolve(loss, next_step=LONG) for loss in job.losses))
+    fleet = fleet_of([job])
+    fleet = attrs.evolve(
+        fleet,
+        common=(),
+        hosts=(),
+        causes=tuple(attrs.evolve(cause, next_step=LONG) for cause in fleet.causes),
+        top=tuple(attrs.evolve(top, next_step=LONG) for top in fleet.top),
+    )
+    html = render_html(fleet)
+    assert "About 8 workers are needed to load a batch in 3.05 ms of a step." in visible(html)
+    assert "are…" not in html
+    assert table_data(html)["advice"][0].endswith((".", "…"))
+
+
+def test_what_is_unknown_of_a_job_is_a_dash():
+    why = "It has no profile: the hook was off: SM_PROFILER_AUTO is not on in the job's environment."
+    nothing = {"losses": (), "lost_s": 0.0, "lost_usd": 0.0, "lost_share": 0.0}
+    unjudged = made_up_job(1, judged="", verdict="", label="", headline=why, next_step="Set it.", **nothing)
+    inconclusive = made_up_job(2, verdict="INCONCLUSIVE", label="", headline="No step.", next_step="", **nothing)
+    failed = made_up_job(6, bill_usd=None, lost_usd=None, billable_s=None)
+    failure = Failure(3, failed.name, "Failed", "exit code 1", 0, None, 0.0)
+    fleet = fleet_of(
+        [unjudged, inconclusive, made_up_job(0), failed], failures=(failure,), common=(), hosts=(), causes=()
+    )
+    html = render_html(fleet)
+    data = table_data(html)
+    columns = {column["key"]: column["values"] for column in data["columns"] if "values" in column}
+    assert columns["lost"][:3] == columns["share"][:3] == [None, None, 0]
+    assert data["advice"][0] == f"{why} Set it."
+    assert data["advice"][1] == "No step."
+    assert f"exit code 1 {UNKNOWN}" in visible(html)
+    row = re.search(rf"<tr><th[^>]*>(?:<a[^>]*>)?{unjudged.name}.*?</tr>", html, flags=re.DOTALL)
+    assert row[0].count(UNKNOWN) == 2
 
 
 def test_numbers_of_the_page():

@@ -139,7 +139,8 @@ def test_the_verdict_names_the_thread_that_died(tmp_path):
 def test_a_script_sees_the_exceptions_of_its_threads_as_before(monkeypatch):
     seen, error, now = [], ValueError("broken"), [100.0]
     monkeypatch.setattr(threading, "excepthook", own := lambda args: seen.append((args.exc_value, args.thread)))
-    dead = DeadThreads(clock=lambda: now[0])
+    recorded = []
+    dead = DeadThreads(clock=lambda: now[0], on_end=recorded.append)
     dead.install()
 
     def run(raised):
@@ -156,6 +157,7 @@ def test_a_script_sees_the_exceptions_of_its_threads_as_before(monkeypatch):
     (found,) = dead.latest()
     assert (found.name, found.error, found.ago) == ("worker", "ValueError: broken", 2.5)
     assert found.where.startswith("test_hook_hangs.py:")
+    assert [one.error for one in recorded] == ["ValueError: broken"]
     assert [one for one, _ in seen] == [error, seen[1][0]]
     assert [one for _, one in seen] == threads
     dead.remove()

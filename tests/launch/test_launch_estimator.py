@@ -11,6 +11,7 @@ from moto import mock_aws
 
 from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule, rule_configs
+from sm_profiler.debugger.images import AwsImage
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import attach, check_request
 from sm_profiler.launch.attachment import attach_estimator
@@ -76,19 +77,19 @@ class Wire:
         if kind == "pytorch":
             from sagemaker.pytorch import PyTorch
 
-            return PyTorch(entry_point="train.py", framework_version="2.1", py_version="py310", **common)
+            return PyTorch(entry_point="train.py", framework_version="2.6.0", py_version="py312", **common)
         if kind == "tensorflow":
             from sagemaker.tensorflow import TensorFlow
 
-            return TensorFlow(entry_point="train.py", framework_version="2.13", py_version="py310", **common)
+            return TensorFlow(entry_point="train.py", framework_version="2.18", py_version="py310", **common)
         if kind == "huggingface":
             from sagemaker.huggingface import HuggingFace
 
             return HuggingFace(
                 entry_point="train.py",
-                transformers_version="4.28",
-                pytorch_version="2.0",
-                py_version="py310",
+                transformers_version="4.49.0",
+                pytorch_version="2.5.1",
+                py_version="py311",
                 **{**common, "instance_type": "ml.g5.xlarge"},
             )
         from sagemaker.estimator import Estimator
@@ -404,6 +405,7 @@ def test_framework_metrics_without_the_switch_are_warned_of(wire):
         ("pytorch", {"profiler_config": profile(), "environment": {"SM_PROFILER_AUTO": "1"}}),
         ("pytorch", {"profiler_config": ProfilerConfig(system_monitor_interval_millis=500)}),
         ("generic", {"profiler_config": profile()}),  # its image may have the variable
+        ("pytorch", {"profiler_config": profile(), "environment": {"SM_PROFILER_AUTO": "yes"}}),
     ],
 )
 def test_nothing_is_warned_of_where_the_hook_may_be_on(wire, kind, more):
@@ -414,3 +416,89 @@ def test_attach_adds_the_switch_so_that_nothing_is_warned_of(wire):
     estimator = wire.estimator("pytorch")
     attach(estimator, profile(), [report()])
     assert requested(estimator) == []
+
+
+AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("image", "environment"),
+    [
+        (None, {"SM_PROFILER_AUTO": "0"}),
+        (None, {"SM_PROFILER_AUTO": "maybe"}),
+        (f"{AWS}/pytorch-training:2.6.0-gpu-py312-cu126-ubuntu22.04-sagemaker", None),
+        (f"{AWS}/huggingface-pytorch-training:2.5.1-transformers4.49.0-gpu-py311-cu124-ubuntu22.04", {}),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1", {"SM_PROFILER_AUTO": "0"}),
+    ],
+)
+def test_a_switch_that_is_off_is_warned_of_in_each_image(wire, image, environment):
+    from sagemaker.estimator import Estimator
+
+    more = {"profiler_config": profile(), "environment": environment}
+    if image is None:
+        estimator = wire.estimator("pytorch", **more)
+    else:
+        estimator = Estimator(
+            image_uri=image,
+            role=ROLE,
+            instance_type="ml.m5.xlarge",
+            instance_count=1,
+            sagemaker_session=wire.session,
+            **more,
+        )
+    (warning,) = requested(estimator)
+    assert "SM_PROFILER_AUTO is not on in the Estimator's environment" in warning
+
+
+@pytest.mark.parametrize("backend", ["service", "agent"])
+def test_a_switch_that_is_off_is_replaced_with_a_warning(wire, backend):
+    """The service backend sent it as it was."""
+    estimator = wire.estimator("pytorch", environment={"SM_PROFILER_AUTO": "0", "MINE": "1"})
+    with pytest.warns(UserWarning, match="the job's environment had SM_PROFILER_AUTO: replaced"):
+        attach(estimator, profile(), backend=backend)
+    assert (estimator.environment["SM_PROFILER_AUTO"], estimator.environment["MINE"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("backend", ["service", "agent"])
+def test_versions_that_the_hook_does_not_support_are_warned_of(wire, backend):
+    from sagemaker.pytorch import PyTorch
+
+    estimator = PyTorch(
+        entry_point="train.py",
+        framework_version="1.13.1",
+        py_version="py39",
+        role=ROLE,
+        instance_type="ml.m5.xlarge",
+        instance_count=1,
+        sagemaker_session=wire.session,
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        attach(estimator, profile(), backend=backend)
+        estimator.fit(wait=False)
+    old = [str(one.message) for one in found if "PyTorch 1.13.1" in str(one.message)]
+    assert len(old) == 1
+    assert "PyTorch 1.13.1 (supported from 2.4 on) and Python 3.9 (supported from 3.10 on)" in old[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "old"),
+    [
+        (f"{AWS}/pytorch-training:1.13.1-cpu-py39", "PyTorch 1.13.1 (supported from 2.4 on) and Python 3.9"),
+        (
+            f"{AWS}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-sagemaker",
+            "PyTorch 2.3.0 (supported from 2.4 on)",
+        ),
+        (f"{AWS}/pytorch-training:2.10.0-gpu-py312-cu126", ""),
+        (
+            f"{AWS}/tensorflow-training:2.13.0-cpu-py310-ubuntu20.04-sagemaker",
+            "TensorFlow 2.13.0 (supported from 2.18 on)",
+        ),
+        (f"{AWS}/huggingface-pytorch-training:2.1.0-transformers4.36.0-gpu-py310-cu121-ubuntu20.04", "PyTorch 2.1.0"),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:mine", ""),
+    ],
+)
+def test_the_versions_of_an_image_are_those_of_its_name(image, old):
+    found = AwsImage.named(image)
+    assert (found.too_old if found else "").startswith(old)
+    assert bool(found and found.too_old) == bool(old)

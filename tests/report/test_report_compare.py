@@ -274,19 +274,19 @@ def test_the_load_of_other_programs_is_named_and_taken_out():
 
 def test_time_by_the_clock_leads_if_other_programs_delayed_a_run():
     """The summary was “No significant difference” for steps that took 40 % longer."""
-    quiet, slow = report_from(training(400)), shared(report_from(training(400, forward=0.007)), 0.28)
+    quiet, slow = report_from(training(400)), shared(report_from(training(400, forward=0.0052)), 0.18)
     found = compare(quiet, slow)
     assert found.sentence.startswith(
-        "With waits for a core, steps take 10.2 ms before and 14.2 ms after, 39.2 % more. Without those for other programs: no sig"
+        "With waits for a core, steps take 10.2 ms before and 12.4 ms after, 21.6 % more. Without those for other programs: no sig"
     )
-    assert found.elapsed.change == pytest.approx(0.392, abs=0.005)
+    assert found.elapsed.change == pytest.approx(0.216, abs=0.005)
     assert "By the clock" in terminal_comparison(found).splitlines()[-1]
-    assert "+39.2 %" in terminal_comparison(found).splitlines()[-1]
-    assert found.as_dict()["elapsed"]["after"] == pytest.approx(0.0142, rel=0.01)
+    assert "+21.6 %" in terminal_comparison(found).splitlines()[-1]
+    assert found.as_dict()["elapsed"]["after"] == pytest.approx(0.0124, rel=0.01)
     assert 'class="card open"' in render_comparison(found)  # not the colour of what is well
     assert compare(quiet, quiet).elapsed is None
     faster = compare(slow, quiet)
-    assert "14.2 ms before and 10.2 ms after, 28.2 % less." in faster.sentence
+    assert "12.4 ms before and 10.2 ms after, 17.7 % less." in faster.sentence
 
 
 def test_runs_too_short_to_show_the_load_are_compared_with_a_doubt():
@@ -299,14 +299,48 @@ def test_runs_too_short_to_show_the_load_are_compared_with_a_doubt():
     assert "too short" not in terminal_comparison(compare(long, long))
 
 
-def test_runs_that_mostly_waited_for_others_are_not_compared():
-    found = compare(report_from(training(400)), shared(report_from(training(400, forward=0.06)), 0.86))
+@pytest.mark.parametrize(
+    ("share", "forward", "waits"),
+    [
+        ((0.0, 0.86), 0.06, "86 % of the loop after"),
+        ((0.13, 0.22), 0.007, "22 % of the loop after"),
+        ((0.3, 0.3), 0.001, "30 % of the loop before and 30 % of the loop after"),
+        ((0.25, 0.0), 0.001, "25 % of the loop before"),
+        ((0.0, 0.25), 0.003, "25 % of the loop after"),
+    ],
+)
+def test_a_change_that_load_may_explain_is_none(share, forward, waits):
+    """Identical code was called 40 % slower: torch's own threads wait for a core, too, and only the main one's waits are known."""
+    runs = report_from(training(400)), report_from(training(400, forward=forward))
+    found = compare(*(shared(run, one) for run, one in zip(runs, share, strict=True)))
     assert found.changes == ()
-    assert found.predictions == ()
+    assert found.step is None  # exit code 2 of --fail-on
     assert found.sentence.startswith(
-        "Not comparable: other programs kept the training waiting for a CPU core 86 % of the loop after"
+        f"Not comparable: other programs kept the training waiting for a CPU core {waits}, and its other threads"
     )
     assert "Not comparable" in render_comparison(found)
+
+
+@pytest.mark.parametrize(("share", "forward"), [((0.25, 0.0), 0.009), ((0.0, 0.25), 0.001)])
+def test_what_is_faster_in_spite_of_load_is_faster(share, forward):
+    runs = report_from(training(400)), report_from(training(400, forward=forward))
+    found = compare(*(shared(run, one) for run, one in zip(runs, share, strict=True)))
+    assert found.step.is_clear
+    assert (found.step.change > 0) == (forward > 0.003)
+    parts = {one.part: one.change for one in found.changes}
+    assert parts["forward"] is not None
+    assert parts["backward"] is None  # as long by the clock in both runs, so load may hide a change
+
+
+def test_times_under_load_do_not_test_a_prediction():
+    """They were the measured gain, "which may be chance"."""
+    before = report_from(training(400, wait=0.0205))
+    for wait, forward in ((0.0005, 0.03), (0.0005, 0.003)):
+        after = shared(report_from(training(400, wait=wait, forward=forward)), 0.46)
+        (one,) = compare(before, after).predictions
+        assert one.sentence.startswith("Repairing INPUT_BOUND: predicted 2.")
+        assert one.sentence.endswith(" times as fast, which times with this load of other programs do not test.")
+        assert (one.measured, one.held) == (None, None)
 
 
 def test_times_of_runs_that_mostly_waited_for_others_are_shown_without_a_change():
@@ -335,6 +369,16 @@ def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
     )
     assert printed.out.count("Too few training steps") == 2  # once for each command
     assert "Too few" not in printed.err
+
+
+def test_tables_are_refused_as_tables(tmp_path, capsys):
+    """The message was that the table is no folder."""
+    table = tmp_path / "times.csv"
+    table.write_text("step,forward_ms,backward_ms\n" + "".join(f"{step},3,5\n" for step in range(20)))
+    job = make_job(tmp_path / "job", "--scenario", "cpu-only", "--minutes", "2")
+    for pair in ((table, table), (job, table), (table, job)):
+        assert main(["compare", *map(str, pair)]) == 2
+        assert "tables of times cannot be compared" in capsys.readouterr().err
 
 
 def test_data_without_recorded_waits_has_a_row():

@@ -149,3 +149,11 @@ def test_the_page_has_it_after_the_timeline(tmp_path):
     assert "4 GPUs are" in parts["heat"]
     shades = re.findall(r"\.l\d \{ opacity: ([.\d]+); \}", page_style())
     assert len({*shades}) == len(shades) == LEVELS - 1  # the highest is opaque
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(1, "cpu1 most (90 %), cpu0 least (10 %)"), (2, "cpu1 of algo-1 most")])
+def test_a_node_that_is_alone_is_not_named(nodes, named):
+    """A laptop was called algo-1."""
+    rows = [(f"algo-{node + 1}", f"cpu{core}", "CPUUtilization", (10, 90)[core]) for node in range(nodes) for core in range(2)]  # fmt: skip
+    section = heat_section(fold_of(np.arange(1_700_000_000, 1_700_000_120.0), rows).result().use, 0)
+    assert named in " ".join(section.sentences)

@@ -9,8 +9,9 @@ from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.metrics.ends import EndFacts
 from sm_profiler.metrics.system_fold import Usage, UsageFold
+from sm_profiler.render.view import glance
 from sm_profiler.report import Class
-from tests.support.reports import START_S, cause_found, gpu_samples, metrics_of, training
+from tests.support.reports import START_S, cause_found, gpu_samples, metrics_of, report_from, training
 
 
 def cpu(seconds, busy):
@@ -171,6 +172,28 @@ def test_a_training_that_is_ended_while_it_waits_is_not_idle(end, run, how):
     assert (main.where[0].file, main.where[0].line) == ("train.py", 3)
     assert main.confidence == "medium"
     assert "joined" not in main.next_step
+
+
+def test_a_thread_that_failed_before_the_wait_is_the_answer():
+    """The producer's exception was in the log only, if the training was stopped before the hang was certain."""
+    args = {"error": "AttributeError: 'NoneType' object has no attribute 'long'", "where": "train.py:30"}
+    died = ("sm_profiler/thread_end", "producer", 2.9, 0.0, "algo-1-0", 199, args)
+    main = ended([FETCH, READ], more=[died]).main
+    assert main.kind is Class.HANG
+    assert main.headline.endswith(
+        " In algo-1-0, thread producer had ended with an exception: AttributeError: 'NoneType' object has no attribute 'long' "
+        "(train.py:30)."
+    )
+    assert main.next_step.startswith("Fix that exception first")
+
+
+@pytest.mark.parametrize(("step", "shown"), [(200, 200), (199, 199), (80, 200)])
+def test_the_step_in_which_a_training_stopped_is_counted_nowhere(step, shown):
+    """The first line had 42 training steps, and a tile 43 steps."""
+    record = {"rank": 0, "node": "algo-1", "start_us": START_S * 1e6, "end": "stopped", "end_us": (START_S + 4) * 1e6}
+    report = report_from(training(200), metadata=[{**record, "end_step": step}], facts=EndFacts(run="stopped"))
+    (note,) = [note for label, _, note in glance(report) if label == "Training speed"]
+    assert note == f"{shown} steps"
 
 
 def test_a_wait_within_a_step_that_has_begun_is_found():

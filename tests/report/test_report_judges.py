@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED
-from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.model import Gain, Interval, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
@@ -337,7 +337,27 @@ def test_collections_lead_only_if_they_cost_more_than_what_remains_of_the_others
     verdict = verdict_of(rows)
     assert verdict.kind is Class.INPUT_BOUND
     assert [finding.kind for finding in verdict.also] == [Class.GC_BOUND]
-    assert "Also: GC_BOUND 9 % (medium)" in terminal_summary(report_from(rows), width=100)
+    text = terminal_summary(report_from(rows), width=100)
+    assert "Also, with the gain of a repair: GC_BOUND 7 to 11 % of the loop (medium)" in text
+
+
+def test_other_findings_state_what_their_repair_gains_and_nothing_else():
+    """Their share of the time was shown, which may be far more than what a repair saves, or than what the verdict costs."""
+    gain = Gain.of_share(Interval(0.2, 0.3, 0.5), 0.01, 100.0)
+    small = Gain.of_share(Interval(0.02, 0.03, 0.04), 0.01, 100.0)
+    start = Gain.of_share(Interval(0.02, 0.03, 0.04), 0.01, 100.0, of="job")
+    also = (
+        Finding(Class.DOUBLE_PRECISION, "", share_of_time=0.83, gain=gain, confidence="low"),
+        Finding(Class.GC_BOUND, "", share_of_time=0.09, gain=small, confidence="high"),
+        Finding(Class.INITIALIZATION_BOUND, "", share_of_time=0.5, of="job", gain=start, confidence="high"),
+        Finding(Class.MEMORY_GROWTH, "", share_of_time=0.7, confidence="high"),
+    )
+    report = report_from(training(200))
+    text = terminal_summary(attrs.evolve(report, verdict=attrs.evolve(report.verdict, also=also)), width=100)
+    assert " ".join(text.split()).endswith(
+        "Also, with the gain of a repair: DOUBLE_PRECISION 1.2 to 2.0 times as fast (low), GC_BOUND 2 to 4 % of the loop (high), "
+        "INITIALIZATION_BOUND 2 to 4 s of the job (high), MEMORY_GROWTH (high)"
+    )
 
 
 def test_long_steps_that_collections_cause_are_no_finding_of_their_own():
@@ -596,6 +616,25 @@ def test_finds_memory_growth_with_its_rate():
     assert verdict.kind is Class.MEMORY_GROWTH
     (rate,) = [one for one in verdict.main.evidence if one.metric == "growth per minute"]
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
+
+
+def test_numbers_of_memory_growth_multiply():
+    """The gained bytes left out the warm-up, and the steps of the loop did not."""
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    main = verdict_of(training(2000), memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}).main
+    values = {one.metric: one.value for one in main.evidence}
+    gained = values["growth per step"] * values["training steps meanwhile"]
+    assert gained == pytest.approx(values["resident memory gained in the loop"], rel=0.001)
+    assert values["training steps meanwhile"] < 2000
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_memory_growth_without_a_line_has_the_reason(counted):
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    row = (event_names.OBJECTS, "objects", 15.0, 0.1, "algo-1-0", 0, {"types": {"Tensor": 289}})
+    rows = [*training(2000), *[row] * counted]
+    main = verdict_of(rows, memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}).main
+    assert ("No line is named: for that, the hook counts objects twice" in main.next_step) is not counted
 
 
 def test_the_container_that_grows_is_in_the_headline():

@@ -266,6 +266,18 @@ def test_the_next_step_ends_with_a_sentence():
     assert 2 <= advice.count("Sentence") < 12
 
 
+def test_a_next_step_of_one_long_sentence_ends_with_a_clause():
+    """It ended with "other load on the …"."""
+    step = (
+        "Check what coincides: "
+        + ", ".join(f"a cause of long steps that is number {number}" for number in range(24))
+        + "."
+    )
+    lines = terminal_summary(with_finding(next_step=step), width=80).splitlines()
+    advice = " ".join(" ".join(lines).partition("Next: ")[2].partition("WWW")[0].split())
+    assert re.search(r"a cause of long steps that is number \d+ …$", advice), advice
+
+
 def test_evidence_that_the_headline_has_is_not_repeated():
     found = with_finding()
     fact, other = found.verdict.main.evidence[:2]

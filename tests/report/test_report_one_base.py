@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sm_profiler.formatting import percent
+from sm_profiler.formatting import duration, percent
 from sm_profiler.render.page import render_html
 from sm_profiler.render.view import shares
 from sm_profiler.report import Class, terminal_summary
@@ -37,6 +37,17 @@ def test_headline_and_chart_show_the_same_share(kind):
     if kind is Class.INPUT_BOUND:
         assert "(57 % of a training step: 12 of 21.2 ms)" in main.headline
     assert main.evidence[0].value == pytest.approx(slice_, abs=0.005)
+
+
+def test_a_headline_of_one_share_has_the_numbers_of_the_chart():
+    """It was 91 % of the time, and 21.6 of 24.1 ms: the share was the loop's, the times those of usual iterations."""
+    rows = training(1, wait=0.02, forward=0.1)  # the first step is in the loop, and in no iteration
+    rows += training(99, at=1.1262, number=1, wait=0.02)
+    report = report_from(rows)
+    share, wait, step = re.search(r"(\d+) % of the time: ([\d.]+) ms of an average training step of ([\d.]+) ms", report.verdict.main.headline).groups()  # fmt: skip
+    assert float(wait) / float(step) == pytest.approx(float(share) / 100, abs=0.005)
+    (chart,) = [each for each in shares(report.ledger) if each.name == "waiting for data"]
+    assert f"{wait} ms" == duration(chart.seconds)
 
 
 def test_a_busy_gpu_is_not_healthy_beside_a_problem():

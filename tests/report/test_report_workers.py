@@ -1,10 +1,11 @@
 """Suggested loader workers: cores for each rank of a node, and whether they suffice."""
 
 import attrs
+import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.inputs import Workers, workers_of
+from sm_profiler.diagnosis.profile.inputs import Workers, left_after, workers_of
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.step_fold import LoaderSettings
 from tests.support.reports import metrics_of, training
@@ -59,9 +60,20 @@ def test_advises_less_preprocessing_if_cores_do_not_suffice():
     assert "About 9 workers are needed" in advice
     assert "each training process has 4 cores" in advice
     assert "does not show whether it waits or computes" in advice  # others may keep the cores busy
-    assert "cannot suffice" not in advice
     assert "reduce preprocessing" in advice.lower()
     assert "about 9 would be needed" in Workers(0, 4, 9, 0.08, 0.0092, idle=False).advice()  # it computes
+
+
+def test_which_end_of_the_gain_belongs_to_which_step_is_stated():
+    """The next step named workers, and the gain above it was that of cheaper loading."""
+    for idle in (False, None):
+        advice = Workers(0, 2, 9, 0.009, 0.001, idle=idle).advice()
+        assert advice.index("workers alone reach only the lower end") < advice.index("or the upper end, also reduce")
+    few = Workers(0, 16, 9, 0.009, 0.001, idle=False)
+    assert "end of the gain" not in few.advice()
+    wait, compute = np.full(200, 0.009), np.full(200, 0.001)
+    least, _, most = left_after(attrs.evolve(few, cores=2), wait, compute, 1.0, [])
+    assert 0.010 / (0.001 + least) < 2 < 0.010 / (0.001 + most)  # two cores, and loading that is done once
 
 
 def test_counts_existing_workers():

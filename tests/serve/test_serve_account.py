@@ -131,7 +131,7 @@ def test_serve_names_what_a_job_lacks(ended, capsys, name, said):
 
 
 def test_a_job_that_runs_is_waited_for(ended, monkeypatch):
-    monkeypatch.setattr("sm_profiler.source.job.Launched.may_store_profile", True)
+    monkeypatch.setattr("sm_profiler.config.launched.Launched.may_store_profile", True)
     live = LiveJob("second")
     live.poll()
     assert line_of(live.snapshot) == "waiting for the first data"

@@ -18,9 +18,10 @@ from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.fleet_page import Facts, FleetPage, facts_of, pages_of
 from sm_profiler.serve.jobs import Found, Jobs
-from sm_profiler.serve.listing import ROWS, Query, Row, row_of
+from sm_profiler.serve.listing import ROWS, Listed, Query, Row, row_of
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.owners import Owners
+from sm_profiler.serve.pages import render
 from sm_profiler.serve.snapshot import Snapshot
 from tests.support.fleets import priced, report_json
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
@@ -45,6 +46,10 @@ NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
         ("ended", Snapshot(version=1, state="running"), "", True, "ended", "running"),
         ("ended", Snapshot(version=1, state="ended"), "stopped", False, "stopped", "stopped"),
         ("ended", Snapshot(version=1, state="ended", note="ended with exit code 3"), "", False, "ended", "ended with exit code 3"),
+        ("ended", Snapshot(version=1, state="ended", note="ended with exit code 3"), "failed", False, "failed", "failed: ended with exit code 3"),
+        ("ended", Snapshot(version=1, state="ended", note="was ended by SIGINT"), "stopped", False, "stopped", "stopped: ended by SIGINT"),
+        ("ended", Snapshot(version=1, state="ended", note="was stopped"), "stopped", False, "stopped", "stopped"),
+        ("ended", Snapshot(version=1, state="ended", note="completed"), "completed", False, "completed", "completed"),
         ("ended", Snapshot(version=1, state="unreadable", note="no access"), "", False, "cannot be read", "cannot be read, trying again: no access"),
     ],
 )  # fmt: skip
@@ -52,6 +57,17 @@ def test_a_job_has_one_state(found, snapshot, status, being_read, state, line):
     """A job that had ended was shown as being read for ever, although nothing read it."""
     row = row_of(Found("a", "/jobs/a", state=found, status=status), snapshot, being_read=being_read)
     assert (row.state, row.line) == (state, line)
+
+
+def test_time_that_repairs_would_save_is_not_called_lost():
+    """A job that waits 85 % of its time had lost 5 of 14 s, by a number that has no explanation there."""
+    rows = [
+        Row("a", "a", "completed", "completed", cost="14 s", lost="5 s"),
+        Row("b", "b", "failed", "failed", cost="4 s", lost="4 s"),
+    ]
+    shown = render("list.html", listed=Listed.of(Query(), rows), problems=(), surveying=False, pending=0)
+    assert "14 s, 5 s of which repairs would save" in shown
+    assert "4 s, 4 s of it lost" in shown
 
 
 @pytest.mark.parametrize(
@@ -98,7 +114,7 @@ def test_a_requeued_job_has_the_state_of_its_last_attempt(tmp_path, monkeypatch,
     assert names_in(after) == ["a"]
     assert "anna" in after
     assert "$7" not in after
-    assert "ended with exit code 0" in page_of_job
+    assert "completed" in page_of_job
 
 
 def test_a_job_that_ended_again_between_two_looks_is_read_again(tmp_path):

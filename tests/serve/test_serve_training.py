@@ -104,7 +104,7 @@ def test_a_training_is_watched_from_start_to_end(tmp_path):
             server.enter_context(served(runs, port))
             grows(page)
             page.locator("#lost").wait_for(state="hidden")
-        page.locator("#state", has_text="ended with exit code 0").wait_for()
+        page.locator("#state", has_text="completed").wait_for()
         page.locator("#verdict .badge", has_text="Waiting for data").wait_for()
         ended = steps_on(page)
         assert ended > 0
@@ -113,7 +113,7 @@ def test_a_training_is_watched_from_start_to_end(tmp_path):
         with training(tmp_path, "--config", str(run / "profilerconfig.json")):  # resumed in the same folder
             page.locator("#state", has_text="running").wait_for()
             until(lambda: steps_on(page) > ended, HOUR_MS / 1000)
-        page.locator("#state", has_text="ended with exit code 0").wait_for()
+        page.locator("#state", has_text="completed").wait_for()
         assert page.evaluate("window.kept")
         assert page.problems == []
         assert all(path.startswith(BASE) for path in proxy.seen)

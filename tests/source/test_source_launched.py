@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sm_profiler.source.job import Launched, missing_profile, outputs_of
+from sm_profiler.config.launched import Launched
+from sm_profiler.source.job import missing_profile, outputs_of
 
 CONFIG = {"S3OutputPath": "s3://own/path", "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"}}
 ENDED = {"TrainingJobStatus": "Completed", "OutputDataConfig": {"S3OutputPath": "s3://models"}}
@@ -89,6 +90,19 @@ def test_the_message_has_reason_log_places_and_advice():
     assert "To do" not in missing_profile({**ENDED, "TrainingJobStatus": "Failed"}, "job", ["s3://x"], client=logs)
 
 
+def test_the_end_of_a_long_line_and_the_last_line_are_quoted():
+    """The address of the object filled the line, and the reason was cut off."""
+    key = "s3://jobs/out/a-job-with-quite-a-long-name/profiler-output/system/incremental/2026112713/1795787700.algo-1.json"
+    denied = (
+        "these credentials may not write it (not authorized: kms:GenerateDataKey on arn:aws:kms:us-east-1:1:key/abc)"
+    )
+    failed = f"sm-profiler: upload failed, retrying: {key}: access denied: {denied}"
+    logs = Logs([*["sm-profiler: the hook has started"] * 3, failed])
+    text = missing_profile(agent(CONFIG), "job", ["s3://own/path"], client=logs)
+    assert denied in text
+    assert "sm-profiler: upload failed" in text
+
+
 def test_lines_of_other_jobs_are_not_quoted():
     """The local endpoint ignored the prefix: a job without a profile was explained by the uploads of another job."""
 
@@ -126,11 +140,11 @@ def test_a_log_that_cannot_be_read_is_left_out():
             "Update the job: estimator.update_profiler(",
         ),
         (agent({"S3OutputPath": "s3://b"}), "asks for no framework metrics", "FrameworkProfile()"),
-        (agent(CONFIG), "no step is stored", "If there are none, the script imports no framework"),
-        ({**agent(), **service(S3OutputPath="s3://b", ProfilingParameters=CONFIG["ProfilingParameters"])}, "no step is stored", "not installed"),
-        ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "no step is stored", "imports no framework"),
+        (agent(CONFIG), "no step is stored", "No process made a step that is known: "),
+        ({**agent(), **service(S3OutputPath="s3://b", ProfilingParameters=CONFIG["ProfilingParameters"])}, "no step is stored", "If sm-profiler is installed in the container, no process made a step that is known"),
+        ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "no step is stored", "mark each step with get_hook().step()"),
         ({**agent(CONFIG), "TrainingJobStatus": "Stopped"}, "was stored. Up to 60 s of data was in a file that was still open, and is lost.", "run longer"),
-        ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "run longer"),
+        ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "If it ran for longer: no process made a step that is known"),
     ],
 )  # fmt: skip
 def test_names_the_reason_that_there_are_no_steps(job, why, advice):

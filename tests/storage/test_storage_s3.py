@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, base, open_storage, read_all, s3
+from sm_profiler.storage import AccessDeniedError, MissingFileError, base, open_storage, read_all, s3
 from sm_profiler.storage.s3 import (
     ATTEMPTS,
     CONNECT_SECONDS,
@@ -123,6 +123,34 @@ def test_an_upload_to_a_missing_bucket_names_the_bucket_and_the_reason(code):
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
     error = explain(ClientError(answer, "PutObject"), "s3://jobs/a/system/training_job_end.ts", "write")
     assert str(error) == "s3://jobs: the bucket does not exist: check its name, or create it"
+
+
+KEY = "arn:aws:kms:us-east-1:1:key/abc"
+ROLE = "User: arn:aws:sts::1:assumed-role/r/S is not authorized to perform:"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            f"{ROLE} kms:GenerateDataKey on resource: {KEY} because no identity-based policy allows the action",
+            f" (not authorized: kms:GenerateDataKey on {KEY})",
+        ),
+        (
+            f'{ROLE} s3:PutObject on resource: "arn:aws:s3:::jobs/a" because no session policy allows the action',
+            " (not authorized: s3:PutObject on arn:aws:s3:::jobs/a)",
+        ),
+        (f"{ROLE} kms:Decrypt on this resource", " (not authorized: kms:Decrypt)"),
+        (f"{ROLE} s3:PutObject on resource: {KEY}.", f" (not authorized: s3:PutObject on {KEY})"),
+        ("Access Denied", ""),
+    ],
+)
+def test_a_denial_names_what_aws_does(message, said):
+    """A role that may write to the bucket, but not use its key, was reported as one without access to the bucket."""
+    answer = {"Error": {"Code": "AccessDenied", "Message": message}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    error = explain(ClientError(answer, "PutObject"), "s3://jobs/a", "write")
+    assert str(error) == f"s3://jobs/a: access denied: these credentials may not write it{said}"
+    assert isinstance(error, AccessDeniedError)
 
 
 @pytest.mark.parametrize(("status", "code", "said"), [

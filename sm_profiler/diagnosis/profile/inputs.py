@@ -198,10 +198,12 @@ def _by_waits(case: Case) -> Found | None:
         *cause.evidence,
     )
     (short, unit), length = duration(mean).split(" "), duration(step)
+    loops = [rank for rank in case.metrics.ranks if rank.loop > 0]
+    whole = sum(rank.loop for rank in loops) / max(sum(rank.train_steps - rank.left_out for rank in loops), 1)
     words = {
-        **cause.words, "share": percent(share), "of_step": percent(mean / step if step > 0 else 0.0), "wait": duration(mean),
+        **cause.words, "share": percent(share), "of_step": percent(mean / step if step > 0 else 0.0), "wait": duration(share * whole),
         "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
-        "step": duration(step), "clause": cause.clause, "more": cause.more,
+        "step": duration(whole), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
 
     def saves(loop: Loop) -> Saving:

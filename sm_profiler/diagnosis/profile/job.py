@@ -32,12 +32,20 @@ from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
-from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING
-from sm_profiler.formats.recorded import Compile, Objects
+from sm_profiler.formats.process_end import (
+    COMPLETED,
+    CRASHED,
+    INTERRUPTED,
+    KILLED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    bounded_line,
+)
+from sm_profiler.formats.recorded import Compile, Objects, ThreadEnd
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
-from sm_profiler.metrics.hang import Hang, find_hang
+from sm_profiler.metrics.hang import DeadThread, Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Place, Sampled
@@ -397,11 +405,13 @@ def _process_memory(case: Case) -> Found | None:
     growth, name = worst
     rate, speed, left = growth.slope * 60, case.metrics.steps_per_second, _exhaustion(case, growth)
     evidence = [
-        Evidence("resident memory gained in the loop", round(growth.gained), limits.GROWTH_BYTES, name, "bytes"),
-        Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
+        Evidence("resident memory gained in the loop", round(growth.gained), limits.GROWTH_BYTES, name, "bytes")
     ]
-    if speed:
-        evidence.append(Evidence("growth per step", round(growth.slope / speed), None, name, "bytes"))
+    if speed:  # the line leaves out the warm-up, so its steps are not all of the loop
+        per_step = growth.slope / speed
+        evidence.append(Evidence("training steps meanwhile", round(growth.gained / per_step), None, name))
+        evidence.append(Evidence("growth per step", round(per_step), None, name, "bytes"))
+    evidence.append(Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"))
     if left:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     objects = _objects(case, name)
@@ -412,6 +422,7 @@ def _process_memory(case: Case) -> Found | None:
         "error": size(growth.error * 60),
         "until": _until(case, left),
         "container": FRAGMENTS["grows_most"].format(container=container) if container else "",
+        "uncounted": "" if objects else FRAGMENTS["uncounted"],
     }
     fatal = left is not None and left < limits.SHORT_RUN_S
     clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
@@ -720,6 +731,7 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
     if cores is not None:
         evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), thresholds.HANG_CPU))
     function = f" in {line.function}" if line is not None and line.function != MODULE else ""
+    dead = max(metrics.recorded(ThreadEnd).of(wait.name), key=lambda one: one.start, default=None)
     words = {
         "ended": ENDED.get(metrics.ending.state, "was stopped"),
         "at": f"{line.file.rpartition('/')[2]}:{line.line}{function}" if line is not None else "",
@@ -728,10 +740,16 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
         "after": plural(wait.steps, "training step"),
         "seconds": f"{HANG_SECONDS.default:.0f}",
         "over": "" if wait.in_loop else FRAGMENTS["loop_over"],
+        "dead": "",
     }
+    text = "ended_in_wait" if line is not None else "ended_without_step"
+    if dead is not None:
+        before = metrics.end - wait.seconds - dead.start
+        thread, error, where = (bounded_line(one) for one in (dead.name, dead.args.error, dead.args.where))
+        words["dead"] = _of_dead(wait.name, DeadThread(thread, error, where, before))
     return Found(
-        "ended_in_wait" if line is not None else "ended_without_step", words, tuple(evidence),
-        min(wait.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        text, words, tuple(evidence), min(wait.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        text if dead is None else "hang_dead_thread",
         doubt="it ended before a hang was certain", error=0.0, where=(line,) if line is not None else (), of="job",
         low="" if wait.in_loop else "the loop may have been over" if line is not None else "no sample shows the line",
     )  # fmt: skip
@@ -774,9 +792,12 @@ def _dead(hang: Hang) -> str:
     found = next(((one, one.dead[0]) for one in hang.stopped if one.dead), None)
     if found is None:
         return ""
-    one, thread = found
+    return _of_dead(found[0].name, found[1])
+
+
+def _of_dead(process: str, thread: DeadThread) -> str:
     return FRAGMENTS["dead_thread"].format(
-        name=one.name,
+        name=process,
         thread=f"thread {thread.name}" if thread.name else "a thread",
         when=f" {duration(thread.before)} before that" if thread.before > 60 else "",
         error=shorten(thread.error, MAX_ERROR),

@@ -99,7 +99,7 @@ _LOSS = re.compile(
     r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b"
     r"(?!\.Tensor\.__(iter|len|contains|array|repr|format|hash)__)"
 )
-_UPDATE = re.compile(r"^torch\.(nn\.utils|optim)\.")  # clips gradients and updates parameters, wherever it is called
+_UPDATE = re.compile(r"^torch\.(nn\.utils|optim)\.")  # clips gradients and updates parameters, also in hooks
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.

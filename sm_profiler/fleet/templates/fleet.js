@@ -28,7 +28,8 @@
   const value = (column, row) => (column.codes ? column.texts[column.codes[row]] : column.values[row]);
   const text = (column, row) => {
     const found = value(column, row);
-    return found === null || found === undefined ? "" : column.kind in shown ? shown[column.kind](found) : found;
+    if (found === null || found === undefined) return ["usd", "hours", "share"].includes(column.kind) ? "\u2013" : "";
+    return column.kind in shown ? shown[column.kind](found) : found;
   };
 
   const address = (row) => {
