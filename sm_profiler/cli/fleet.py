@@ -107,6 +107,7 @@ def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
     from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
+    from sm_profiler.fleet.first import first_lines
     from sm_profiler.fleet.wording import none_of, summary
     from sm_profiler.storage import open_storage
 
@@ -122,7 +123,7 @@ def run_fleet(options: Namespace) -> int:
     )
     write_fleet(fleet, options.out)
     say(f"{printable(options.out.rstrip('/'))}/{HTML}")
-    print(summary(fleet, options.group_by or ()), flush=True)
+    print(summary(fleet, options.group_by or (), first_lines(fleet)), flush=True)
     if not fleet.totals.jobs:
         checks = [
             text for text, given in (

@@ -640,7 +640,7 @@ def _common(  # parts of one sentence
     group = f"{key} {value}" if value else key
     text = f"{label} in {len(jobs)} of {of} jobs of {group}" if value else f"{label} in {len(jobs)} of {of} jobs"
     text += f", all with {detail}" if detail else ""
-    text += f": {Amounts(in_dollars and bool(priced)).text(sum(priced), hours)} lost"
+    text += f": {Amounts(in_dollars and bool(priced)).text(sum(priced), hours)} wasted"
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
     return SharedCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,

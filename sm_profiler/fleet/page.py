@@ -13,7 +13,8 @@ from urllib.parse import quote
 import attrs
 from markupsafe import Markup
 
-from sm_profiler.fleet.analysis import causes_of, parts_of
+from sm_profiler.fleet.analysis import parts_of
+from sm_profiler.fleet.first import Step, common_steps, first_step
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.wording import (
     STAGES,
@@ -46,13 +47,10 @@ MAX_GROUPS = 12  # rows a key
 MAX_KEYS = 8
 MANY = 20  # jobs
 MAX_NAMES = 3  # of jobs in a cell
-SMALL = 1 / 3  # of the most expensive cause: a single repair below that is not what to do first
 CAUSE_COLOURS = ("rose", "amber", "violet", "teal", "blue", "moss")
 STAGE_COLOURS = {
     "waiting": "grey", "image": "violet", "download": "teal", "starting": "amber", "training": "blue", "uploading": "moss",
 }  # fmt: skip
-
-_READ_ON = "Begin with the job that it costs most."
 
 WIDTH, HEIGHT = 1000.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
@@ -63,16 +61,6 @@ ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs 
 NAME = 90
 REASON = 200  # characters, of its beginning
 _HOLE = "\0"  # takes the place of the job's name in an address
-
-
-@attrs.frozen
-class Step:
-    amount: float
-    what: str
-    next: str
-    name: str = ""
-    link: str = ""
-    where: str = ""
 
 
 @attrs.frozen
@@ -137,7 +125,7 @@ class _Page:
             unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
             weeks=self._weeks(),
             groups=self._groups(),
-            common=self._common(),
+            common=common_steps(fleet),
             hosts=self._hosts(),
             regressions=self._regressions(),
             failures=self._failures(),
@@ -218,41 +206,13 @@ class _Page:
         return Picture(charts.bar(parts, title), title, legend, "bar")
 
     def _first(self) -> Step | None:
-        """Return the one action that saves most.
-
-        That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive cause.
-        """
-        hosts = [
-            Step(self._amounts.amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
-            for host in self._fleet.hosts
-        ]
-        best = max(self._common() + hosts, key=lambda step: step.amount, default=None)
-        cause = self._cause()
-        if best and (cause is None or best.amount >= SMALL * cause.amount):
-            return best
-        return cause
-
-    def _common(self) -> list[Step]:
-        return [
-            Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
-            for shared in self._fleet.common
-        ]
-
-    def _cause(self) -> Step | None:
-        """Return the repair of the most expensive cause, with the job that loses most to it; without jobs that were repaired."""
-        left = [job for job in self._fleet.jobs if not job.repaired_by]
-        open_causes = self._fleet.causes if len(left) == len(self._fleet.jobs) else causes_of(left, self._fleet.totals)
-        causes = [(self._amounts.amount(cause.usd, cause.instance_hours), cause) for cause in open_causes]
-        amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
-        if cause is None or amount <= 0:
-            return None
-        what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
-        what += ", most of all" if cause.jobs > 1 else ":"
-        worst = max((job for job in left if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None)
-        if worst is None:
-            return Step(amount, what, cause.next_step or _READ_ON)
-        name = shorten(worst.title, 90)
-        return Step(amount, what, cause.next_step or _READ_ON, name, self._address(worst), _where(worst, cause.cause))
+        """Return the one action that saves most, with the job that loses most."""
+        step = first_step(self._fleet)
+        job = step.job if step is not None else None
+        if step is None or job is None:
+            return step
+        where = _where(job, step.cause)
+        return attrs.evolve(step, name=shorten(job.title, NAME), link=self._address(job), where=where)
 
     def _evidence(self) -> list[tuple[str, str, str]]:
         """Return the figures of the first screen: name, value, and what it means."""
@@ -427,10 +387,6 @@ def _worth_a_row(groups: Sequence[Group], jobs: int) -> Sequence[Group]:
     """Leave out values of a single job, such as commits, if most are."""
     several = [group for group in groups if group.sums.jobs > 1]
     return several if jobs >= MANY and several and 2 * len(several) < len(groups) else groups
-
-
-def _lost_to(job: FleetJob, cause: str) -> float:
-    return max((loss.seconds * job.instances for loss in job.losses if loss.cause == cause), default=0.0)
 
 
 def _where(job: FleetJob, cause: str) -> str:

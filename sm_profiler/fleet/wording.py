@@ -42,7 +42,7 @@ TOP = 5
 GROUPS = 10  # of a key
 _NAME = 40  # characters
 _REASON = 100
-_STEP = 160
+ADVICE = 160
 _BAR = 24
 
 
@@ -181,16 +181,17 @@ class Amounts:
         return self.amount(sums.judged_usd, sums.judged_instance_hours)
 
 
-def summary(fleet: Fleet, groups: Sequence[str] = ()) -> str:
+def summary(fleet: Fleet, groups: Sequence[str] = (), first: Sequence[str] = ()) -> str:
     """Return the summary: bill, waste by cause, the jobs that lose most with one step each, and what they share.
 
     Args:
         groups: keys whose groups are written, too.
+        first: lines on the first thing to do.
     """
-    return "\n".join(_lines(fleet, groups))
+    return "\n".join(_lines(fleet, groups, first))
 
 
-def _lines(fleet: Fleet, keys: Sequence[str]) -> Iterator[str]:
+def _lines(fleet: Fleet, keys: Sequence[str], first: Sequence[str]) -> Iterator[str]:
     whole = fleet.totals
     yield _headline(whole) if whole.jobs else none_of(fleet)
     if whole.unreadable:
@@ -198,9 +199,12 @@ def _lines(fleet: Fleet, keys: Sequence[str]) -> Iterator[str]:
         more = "; the page lists all" if whole.unreadable > 1 else ""
         yield f"{whole.unreadable:,} could not be read: {errors[0].name}: {errors[0].error}{more}"
     yield from fleet.notes
+    if first:
+        yield ""
+        yield from first
     if fleet.causes:
         yield ""
-        yield "Lost by cause"
+        yield "Wasted by cause"
         shown = fleet.causes[: 2 * LINES]
         # one unit a list: a cause of which some bills are unknown is compared with the others by its hours
         in_dollars = whole.in_dollars and all(cause.priced == cause.jobs for cause in shown)
@@ -238,13 +242,13 @@ def _of_groups(groups: Sequence[Group], whole: Amounts) -> Iterator[str]:
         judged = "" if sums.coverage is None else f", {percent(sums.coverage)} judged"
         name = cut(group_value(group.value), _NAME) or "unknown"
         unpriced = f", {sums.unpriced:,} without a price" if amounts.priced and sums.unpriced else ""
-        yield f"  {name:<{_NAME}} {spent:>10}, {lost} lost{judged}, {plural(sums.jobs, 'job')}{unpriced}"
+        yield f"  {name:<{_NAME}} {spent:>10}, {lost} wasted{judged}, {plural(sums.jobs, 'job')}{unpriced}"
     if len(groups) > GROUPS:
         yield f"  and {len(groups) - GROUPS:,} more"
 
 
 def _top(fleet: Fleet, jobs: Sequence[TopJob]) -> Iterator[str]:
-    """Write the jobs that lose most, in that order; the beginning of the same advice is shown once, after its first jobs."""
+    """Write the jobs that lose most, in that order; the beginning of the same advice is shown once."""
     in_dollars = fleet.totals.in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
 
@@ -252,12 +256,11 @@ def _top(fleet: Fleet, jobs: Sequence[TopJob]) -> Iterator[str]:
         return (job.usd or 0.0) if in_dollars else job.instance_hours
 
     ranked, shown = sorted(jobs, key=lambda job: -lost(job)), set[str]()
-    for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, _STEP))):
+    for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, first_sentences(job.next_step, ADVICE))):
         for job in some:
             reason = f": {first_sentences(job.reason, _REASON)}" if job.reason else ""
             yield f"  {amounts.format(lost(job)):>10}  {cut(fleet.jobs[job.job].title, _NAME)}: {label(cause)}{reason}"
-        if step not in shown:
-            yield f"  {'':>10}  {step}"
+        yield f"  {'':>10}  {step if step not in shown else 'As above.'}"
         shown.add(step)
 
 
@@ -283,9 +286,9 @@ def _headline(whole: Totals) -> str:
     if judged <= 0:
         text += ". None of it was judged."
     elif covered:
-        text += f", {amounts.format(judged)} of which was judged; {amounts.format(lost)} of that ({100 * lost / judged:.0f} %) was lost. {covered}"
+        text += f", {amounts.format(judged)} of which was judged; {amounts.format(lost)} of that ({100 * lost / judged:.0f} %) was wasted. {covered}"
     else:
-        text += f"; {amounts.format(lost)} of it ({100 * lost / judged:.0f} %) was lost."
+        text += f"; {amounts.format(lost)} of it ({100 * lost / judged:.0f} %) was wasted."
     if amounts.priced:
         text += f" Spot instances saved {money(whole.saved_usd)}." if whole.saved_usd else ""
         unpriced = whole.jobs - whole.priced

@@ -19,6 +19,7 @@ from sm_profiler.jobs.finding import local_folder
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.processes import trim_heap
+from sm_profiler.render.words import readable_finding, readable_processes
 from sm_profiler.source.cache import OwnFolder
 
 SPARK_POINTS = 60
@@ -27,9 +28,10 @@ _PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200
 
 
 def in_brief(report: Report) -> dict[str, Any]:
-    """Return the fields of a snapshot that lists of jobs show of a report."""
+    """Return the fields of a snapshot that lists of jobs show of a report; processes have the names of its page."""
+    renamed = readable_processes(report.metrics)
     return {
-        "main": brief(report.verdict.main), "end": failure_of(report),
+        "main": brief(readable_finding(report.verdict.main, renamed)), "end": renamed(failure_of(report)),
         "status": STATUS.get(report.metrics.ending.state, ""), "spark": sparkline(report), "gpu": use_of_gpus(report),
         "data_at": report.metrics.end if report.metrics.duration > 0 else None,
     }  # fmt: skip
@@ -126,7 +128,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def brief(finding: Finding) -> Finding:
     """Return the part of a finding that lists of jobs show."""
-    return Finding(finding.kind, finding.headline, label=finding.label)
+    return Finding(finding.kind, finding.headline, label=finding.label, of=finding.of)
 
 
 class Page(msgspec.Struct):

@@ -318,7 +318,8 @@ def test_the_command(jobs, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "out")
     assert main(["fleet", str(jobs), "--out", out]) == 0
     shown = capsys.readouterr()
-    assert "4 jobs cost $5.63; $1.41 of it (25 %) was lost" in shown.out
+    assert "4 jobs cost $5.63; $1.41 of it (25 %) was wasted" in shown.out
+    assert "Do this first: it saves up to $" in shown.out
     assert "fleet.html" in shown.err
     assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste>20%"]) == 1
     assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste > 30 %", "--group-by", "user,team"]) == 0

@@ -11,6 +11,7 @@ from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.first import first_lines
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.rows import read_report, row_of
@@ -106,7 +107,7 @@ def test_the_page_and_the_terminal_show_what_was_judged():
     assert "Not judged" in page
     assert "83 %, 1 job" in page
     assert "1 was not judged" in page
-    assert "3 jobs cost $24.00, $4.00 of which was judged; $2.00 of that (50 %) was lost." in summary(fleet)
+    assert "3 jobs cost $24.00, $4.00 of which was judged; $2.00 of that (50 %) was wasted." in summary(fleet)
     nothing = assemble([unjudged("a"), unjudged("b")])
     assert "None of it was judged." in summary(nothing)
 
@@ -121,7 +122,7 @@ def test_what_jobs_have_in_common_has_the_unit_of_the_page():
     cheap = {"ml.g5.xlarge": 0.01}
     jobs = [priced(report_json(name, finding("INPUT_BOUND", 1800)), description(name), prices=cheap) for name in "abcd"]
     (shared,) = assemble(jobs, group_by=()).common
-    assert "2.0 h lost" in shared.sentence
+    assert "2.0 h wasted" in shared.sentence
 
 
 def test_the_numbers_of_the_headline_fit_each_other():
@@ -160,7 +161,7 @@ def test_the_unit_that_is_shown_decides_the_order():
 def test_one_list_has_one_unit_and_advice_appears_once():
     unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), described("own", 1), FleetJob("u", judged="report"))  # fmt: skip
     shown = summary(assemble([judged("a", 3000), judged("b", 2000), judged("c", 1000), unpriced]))
-    by_cause, _, top = shown.partition("Lost by cause")[2].partition("Jobs that waste most")
+    by_cause, _, top = shown.partition("Wasted by cause")[2].partition("Jobs that waste most")
     assert "$" not in by_cause
     assert "4 min" in by_cause
     assert "$0" not in top
@@ -174,6 +175,28 @@ def test_jobs_that_waste_most_come_first_with_any_cause():
     order = [line.partition(": ")[0].split()[-1] for line in top.splitlines()[1:] if ": " in line]
     assert order == ["a", "other", "b"]
     assert top.count("Repair INPUT_BOUND.") == 1
+
+
+def test_the_first_thing_to_do_is_in_the_terminal_as_on_the_page():
+    other = priced(report_json("other", finding("HOST_BOUND", 600)), description("other"), prices=PRICES)
+    fleet = assemble([judged("a", 3000), judged("b", 2900), other])
+    page, lines = unescape(render_html(fleet)), summary(fleet, first=first_lines(fleet)).splitlines()
+    at = lines.index("Do this first: it saves up to $3.28")
+    assert lines[at + 1 : at + 3] == [
+        "  Repair INPUT_BOUND.",
+        "  Waiting for data: 2 jobs lose $3.28 this way, most of all a",
+    ]
+    assert lines[at] in page
+    assert lines[at + 2].strip().removesuffix(" a") in page
+    assert first_lines(assemble([judged("a", 0)])) == []
+
+
+def test_advice_that_was_above_is_referred_to():
+    jobs = [judged("a", 3000), judged("b", 1000)]
+    other = priced(report_json("other", finding("HOST_BOUND", 2000)), description("other"), prices=PRICES)
+    top = summary(assemble([*jobs, other])).partition("Jobs that waste most")[2].splitlines()
+    (last,) = (at for at, line in enumerate(top) if " b: " in line)
+    assert top[last + 1].strip() == "As above."
 
 
 def test_the_reason_of_a_failure_is_cut_at_its_end():

@@ -302,7 +302,7 @@ def test_requested_groups_are_in_the_terminal():
     assert "By user" in lines
     assert "By account" in lines
     (line,) = [line for line in lines if line.startswith("  anna")]
-    assert line.endswith("lost, 100 % judged, 1 job")
+    assert line.endswith("wasted, 100 % judged, 1 job")
     assert "By user" not in summary(fleet)
 
 

@@ -7,6 +7,7 @@ import time
 from html import unescape
 from urllib.parse import urlencode
 
+import attrs
 import msgspec
 import pytest
 from starlette.testclient import TestClient
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.fleet.model import Fleet, Node
+from sm_profiler.metrics.ends import EndFacts
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.fleet_page import Facts, FleetPage, facts_of, pages_of
@@ -22,8 +24,9 @@ from sm_profiler.serve.listing import ROWS, Listed, Query, Row, row_of
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.owners import Owners
 from sm_profiler.serve.pages import render
-from sm_profiler.serve.snapshot import Snapshot
+from sm_profiler.serve.snapshot import Snapshot, in_brief
 from tests.support.fleets import priced, report_json
+from tests.support.reports import START_S, report_from, training
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
 NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
@@ -71,15 +74,20 @@ def test_time_that_repairs_would_save_is_not_called_lost():
 
 
 @pytest.mark.parametrize(
-    ("kind", "of", "shown"),
+    ("verdict", "shown"),
     [
-        (Class.DEAD_RANK, "job", "After 90 training steps, algo-1-1 was killed."),
-        (Class.INPUT_BOUND, "loop", "The job was killed after 90 training steps. After 90 training steps, algo-1-1 was killed."),
+        (Finding(Class.DEAD_RANK, "After 90 training steps, algo-1-1 was killed.", of="job"), "After 90 training steps, rank 1 was killed."),
+        (Finding(Class.INPUT_BOUND, "It waits, algo-1-1 most."), "The job was killed after 90 training steps. It waits, rank 1 most."),
     ],
 )  # fmt: skip
-def test_an_end_that_the_verdict_has_is_there_once(kind, of, shown):
-    verdict = Finding(kind, "After 90 training steps, algo-1-1 was killed.", of=of)
-    snapshot = Snapshot(version=1, state="ended", main=verdict, end="The job was killed after 90 training steps.")
+def test_an_end_that_the_verdict_has_is_there_once_with_the_names_of_the_page(verdict, shown):
+    rows = training(100, node="algo-1-0") + training(90, node="algo-1-1")
+    ranks = [{"node": "algo-1", "rank": rank, "pid": 100 + rank, "start_us": (START_S + 1) * 1e6} for rank in range(2)]
+    report = report_from(rows, metadata=ranks, facts=EndFacts(run="killed"))
+    ended = attrs.evolve(report.metrics.ending, state="killed", step=90, counted=True, silent_s=None, unrecorded=())
+    metrics = attrs.evolve(report.metrics, ending=ended)
+    report = attrs.evolve(report, metrics=metrics, verdict=attrs.evolve(report.verdict, main=verdict))
+    snapshot = Snapshot(version=1, state="ended", **in_brief(report))
     assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == shown
 
 
