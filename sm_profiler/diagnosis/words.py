@@ -108,7 +108,7 @@ _SMALL_STEPS = (
 ADVICE: Mapping[str, str] = {
     # input
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
-    "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
+    "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or have it closer to the job (on SageMaker, FastFile mode or FSx).",
     "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
     "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder if it decodes, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
     "input_one_by_one": "Make a batch at once instead of sample by sample: data in memory is indexed with all indices of a batch (data[indices], or DataLoader(…, batch_size=None, sampler=BatchSampler(…))), and what __getitem__ computes anew in each epoch is computed once. Workers save little of waits this short: to hand over a batch takes about as long.",
@@ -191,10 +191,10 @@ ADVICE: Mapping[str, str] = {
     "bandwidth": "Fuse what reads and writes: {stack.fusing}. Half precision halves the bytes: {stack.half_precision}. A detailed window names the operators.",
     "compute": "To go faster, use mixed precision ({stack.half_precision}) and fuse operators: {stack.fusing}. After that, use more or faster GPUs.",
     # the job
-    "start": "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized or decoded data, compiled kernels), and build model and dataset in parallel.",
+    "start": "Stream the data instead of downloading it first (on SageMaker, FastFile mode or FSx), cache what each start prepares again (tokenized or decoded data, compiled kernels), and build model and dataset in parallel.",
     "start_instance": "Keep instances warm between jobs (KeepAlivePeriodInSeconds of a warm pool).",
     "start_image": "Use a smaller image in the job's region, or a warm pool, which keeps the image.",
-    "start_download": "Stream the data instead of downloading it first (FastFile mode, FSx), and pack small files into large ones.",
+    "start_download": "Stream the data instead of downloading it first (on SageMaker, FastFile mode or FSx), and pack small files into large ones.",
     "start_install": "Build the packages of requirements.txt into the image, or pin wheels, so that nothing is resolved or compiled at each start.",
     "start_imports": "Import less before training: profile with 'python -X importtime', and remove what the script does not need; a package on a network file system imports slowly.",
     "start_building": "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and memory-mapped (safetensors), and build model and dataset in parallel.",
