@@ -314,7 +314,7 @@ def without_steps(state, **facts):
 
 
 def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
-    assert "for an error" in without_steps("unknown").next_step
+    assert "for an error" in without_steps("exited").next_step
     assert "for an error" not in without_steps("completed").next_step
     stopped = without_steps("stopped", end_place="train.py:3")
     assert "for an error" not in stopped.next_step

@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
 from sm_profiler.diagnosis.profile.job import beginning_of
 from sm_profiler.diagnosis.profile.lines import Shown, lines_around_the_loop
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.process_end import COMPLETED, NEVER_STARTED, STOPPED, bounded_line
+from sm_profiler.formats.process_end import COMPLETED, END, NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import BEFORE_STEPS
@@ -116,7 +116,7 @@ def _no_step(metrics: JobMetrics) -> tuple[str, str]:
     if metrics.ending.failed:
         known = "Correct the error that ended it" if metrics.ending.error else "Look into its output for the reason"
         return f"It failed {BEFORE_STEPS}.", f"{known}; of the training, nothing could be measured yet."
-    if metrics.ending.state == COMPLETED:
+    if all(one.get(END) == COMPLETED for one in metrics.metadata):
         return text, marked
     return text, f"Look into the script's output for an error in its first step. {marked}"
 
