@@ -240,9 +240,10 @@ def _of_groups(groups: Sequence[Group], whole: Amounts) -> Iterator[str]:
         sums, amounts = group.sums, whole.of_part(group.sums)
         spent, lost = amounts.format(amounts.spent(sums)), amounts.format(amounts.lost(sums))
         judged = "" if sums.coverage is None else f", {percent(sums.coverage)} judged"
+        known = "not judged" if sums.coverage == 0 else f"{lost} wasted{judged}"
         name = cut(group_value(group.value), _NAME) or "unknown"
         unpriced = f", {sums.unpriced:,} without a price" if amounts.priced and sums.unpriced else ""
-        yield f"  {name:<{_NAME}} {spent:>10}, {lost} wasted{judged}, {plural(sums.jobs, 'job')}{unpriced}"
+        yield f"  {name:<{_NAME}} {spent:>10}, {known}, {plural(sums.jobs, 'job')}{unpriced}"
     if len(groups) > GROUPS:
         yield f"  and {len(groups) - GROUPS:,} more"
 

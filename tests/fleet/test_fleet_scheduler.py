@@ -71,6 +71,7 @@ def test_jobs_without_a_price_are_not_free(tmp_path):
     lines = {line.split()[0]: line for line in summary(fleet, ["user"]).splitlines() if line}
     assert "20.0 h" in lines["ben"]
     assert "$" not in lines["ben"]
+    assert lines["ben"].endswith("not judged, 2 jobs")  # and not 0 h of waste
     assert "$18.00" in lines["anna"]
     assert lines["anna"].endswith("3 jobs, 1 without a price")
     page = render_html(fleet)
