@@ -692,3 +692,39 @@ def test_sentences_have_shares_as_those_of_a_profile_do(tmp_path):
     assert judged(tmp_path, rows).main.headline == "Waiting for data takes 50 % of the time."
     texts = [text for cause in CAUSES for text in (cause.headline, cause.advice)]
     assert not [text for text in texts if re.search(r"\d%|:\.\d%", text)]
+
+
+def of_parts(slow, *, steps=200, ranks=4):
+    """Return steps with a column for each part, of ranks that meet in the backward pass, the last of which loads longer."""
+    draw = random.Random(SEED)
+    rows = []
+    for step in range(steps):
+        for rank in range(ranks):
+            late = rank == ranks - 1
+            data, waits = 0.01 + slow * late, slow * (not late)
+            forward, backward = (one * draw.gauss(1, 0.01) for one in (0.05, 0.1))
+            parts = {"data_time": data, "forward_time": forward, "backward_time": backward + waits}
+            rows.append({"rank": rank, "step": step, "step_time": sum(parts.values())} | parts)
+    return rows
+
+
+@pytest.mark.parametrize("as_operations", [False, True])
+def test_ranks_wait_in_the_backward_pass_for_the_one_that_loads_longer(tmp_path, as_operations):
+    """Their steps are equally long, so the job was healthy, with 89 % of the time in computation."""
+    rows = of_parts(0.05)
+    if as_operations:
+        parts = ("data_time", "forward_time", "backward_time")
+        rows = [
+            {"rank": row["rank"], "step": row["step"], "operation": name, "seconds": row[name]}
+            for row in rows
+            for name in parts
+        ]
+    main = judged(tmp_path, rows).main
+    assert (main.kind.value, main.ranks) == ("STRAGGLER", ("3",))
+    assert "mostly data wait" in main.headline
+    assert main.next_step.startswith("Look first at data wait")
+    assert main.gain.speedup.low < 0.21 / 0.16 < main.gain.speedup.high
+
+
+def test_ranks_that_do_the_same_meet_nowhere(tmp_path):
+    assert judged(tmp_path, of_parts(0.0)).main.kind.value == "BALANCED"

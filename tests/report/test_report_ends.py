@@ -307,6 +307,14 @@ def test_a_run_without_training_steps():
     assert "watch" in so_far.next_step
 
 
+def test_a_job_that_failed_is_not_healthy():
+    """A green page stated that nothing needs repair, below the error that had ended the job."""
+    ended = record(0, "crashed", 5.0, 300, "ValueError: bad batch", end_code=1, end_place="train.py:10")
+    main = report_from(training(300), metadata=(ended,), facts=of_run("crashed", 1)).verdict.main
+    assert (main.kind.value, main.label) == ("BALANCED", "No bottleneck before it failed")
+    assert main.next_step.startswith("Correct what ended the job")
+
+
 def without_steps(state, **facts):
     metadata = record(0, state, 2.0, 0)
     metadata[0].update(facts) if isinstance(metadata, (list, tuple)) else metadata.update(facts)

@@ -76,7 +76,7 @@ def test_batches_of_a_generator_are_input():
     assert verdict.also == ()
     one_core = (event_names.THREADS, "threads", 2.0, 1.0, NAME, -1, {"threads": 9, "cores": 1.0})
     assert (
-        "worker processes would share it"
+        "worker processes would share them"
         in decide(judged([*rows, one_core], making, stack("forward", 2.0, 21))).main.next_step
     )
     beside = stack("outside", 6.0, 31, (8, "metrics"))

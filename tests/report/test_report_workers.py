@@ -49,9 +49,18 @@ def test_a_process_has_the_cores_that_it_may_use(cores, found):
 
 def test_one_core_is_not_shared_with_workers():
     main = decide(pinned(1.0)).main
-    assert "each training process has 1 core, and worker processes would share it" in main.next_step
+    assert "the training keeps all of its cores busy, and worker processes would share them" in main.next_step
     assert "num_workers=1" not in main.next_step
     assert main.gain.speedup.value < decide(pinned(16.0)).main.gain.speedup.value
+
+
+@pytest.mark.parametrize(("busy", "shared"), [(1.0, False), (1.9, True)])
+def test_workers_share_the_cores_that_the_training_keeps_busy(monkeypatch, busy, shared):
+    """Two workers were advised where torch's threads used both cores: the loop became no faster, or slower."""
+    monkeypatch.setattr(Case, "own_cores", [busy])
+    main = decide(pinned(2.0)).main
+    assert ("worker processes would share them" in main.next_step) is shared
+    assert ("num_workers=2" in main.next_step) is not shared
 
 
 def test_advises_less_preprocessing_if_cores_do_not_suffice():

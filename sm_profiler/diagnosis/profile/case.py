@@ -353,9 +353,14 @@ class Case:
         idle = bool(busy - (1 - load) < limits.MAJORITY * (workers if workers > 0 else load))
         return idle or (False if workers > 0 else None)
 
-    def would_share_a_core(self, workers: int, load: float) -> bool:
-        """Return whether worker processes would compute in turn with the training process; of `load` as `mostly_waits`."""
-        return self.cores == 1 and not self.mostly_waits(workers, load)
+    def would_share_cores(self, workers: int, load: float) -> bool:
+        """Return whether worker processes would only take cores from the training process; of `load` as `mostly_waits`.
+
+        It has a single one, or its own threads keep nearly all of them busy, those that wait in loops for work as well.
+        """
+        own = float(np.mean(self.own_cores)) if workers <= 0 and self.own_cores and not self.metrics.gpus else 0.0
+        busy = self.cores == 1 or own >= limits.BUSY / 100 * max(self.cores, 2)
+        return busy and not self.mostly_waits(workers, load)
 
     @property
     def gpu_mean(self) -> float | None:

@@ -98,7 +98,7 @@ def outside(case: Case) -> Found | None:
         order_is_known = step >= limits.SMALL_STEP_S
         words["ahead"] = FRAGMENTS["after_the_model" if order_is_known else "before_or_after_the_model"]
     else:
-        words["ahead"] = FRAGMENTS["ahead_once" if case.would_share_a_core(0, share) else "ahead_in_workers"]
+        words["ahead"] = FRAGMENTS["ahead_once" if case.would_share_cores(0, share) else "ahead_in_workers"]
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",

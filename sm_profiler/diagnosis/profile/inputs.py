@@ -286,7 +286,7 @@ def _cause(case: Case) -> _Cause:
     if workers == 0:
         if pool.wait * (1 - case.shared_wait) < limits.COLLATING_S and not pool.idle:
             return cause("one_by_one")
-        if case.would_share_a_core(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
+        if case.would_share_cores(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
@@ -337,7 +337,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "step": duration(step),
         "repair": case.stack.generators.format(function),
     }
-    shared = case.would_share_a_core(0, share)
+    shared = case.would_share_cores(0, share)
     return Found(
         "own_iterator", words, evidence, share, "input_one_core" if shared else "own_iterator", saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: maker(one) is not None),
@@ -438,7 +438,7 @@ def _keras(case: Case) -> _Cause | None:
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
     where, now, pool = _lines(case), max(record.args.num_workers or 0, 0), workers_of(case)
-    shared = case.would_share_a_core(now, pool.wait / max(pool.wait + pool.rest, 1e-9))
+    shared = case.would_share_cores(now, pool.wait / max(pool.wait + pool.rest, 1e-9))
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_one_core" if shared else "input_generator", (), where)
     more = max(pool.suggested, 2, now + 1)

@@ -587,7 +587,7 @@ MAX_ERROR = 120  # characters, of an exception
 _OF_A_DEVICE = re.compile(r"CUDA|HIP|GPU|RESOURCE_EXHAUSTED|ResourceExhausted")  # in errors of allocations
 ENDED = {
     CRASHED: "failed",
-    KILLED: "was killed",
+    KILLED: "was ended by a signal",
     OUT_OF_MEMORY: "was killed",
     INTERRUPTED: "was interrupted",
 }  # in a sentence

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.classes import MOSTLY_IDLE, SHARED, Class
+from sm_profiler.diagnosis.classes import BEFORE_FAILURE, MOSTLY_IDLE, SHARED, Class
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, RIVALLED, Confidence, few_steps
 from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
@@ -388,6 +388,8 @@ def _healthy(case: Case) -> Finding | None:
         evidence.append(
             Evidence("mean GPU use in the loop", round(gpu, 1), limits.BUSY, unit="percent", held="good from")
         )
+    failed = label == Class.BALANCED.label and case.metrics.ending.failed
+    advice, label = (f"{ADVICE['failed']} {advice}", BEFORE_FAILURE) if failed else (advice, label)
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)

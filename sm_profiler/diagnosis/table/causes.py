@@ -16,6 +16,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.table.naming import is_pass
 from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_steps, period_of, relative, slow_stretches
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
@@ -142,7 +143,12 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     )
     slowest = max(float(np.delete(factors, slow).max()), 1.0)  # of the others; the repaired ranks may be as slow
     least = repaired(slow, factors[:, None] / slowest)
-    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, evidence, names)
+    where = _late_in(before, np.broadcast_to(slow[0], before.local.shape[1]))
+    words = {
+        "factor": float(factors[slow].mean()), "mostly": f"; what takes longer is mostly {where}" if where not in UNKNOWN else "",
+        "look": "" if where in UNKNOWN or is_pass(where) else f"Look first at {where}, which takes longer there. ",
+    }  # fmt: skip
+    return Repair(repaired(slow, ratio), least, words, evidence, names)
 
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
@@ -432,8 +438,8 @@ def listed(names: Sequence[str]) -> str:
 CAUSES: Sequence[Cause] = (
     Cause(
         "STRAGGLER", slow_ranks,
-        "{Ranks} {take} {factor:.3g} times as long as {their} peers, and all other ranks wait.",
-        "Compare the machine of {ranks} with the others: GPU clocks and temperature, memory errors, other processes. Swap it "
+        "{Ranks} {take} {factor:.3g} times as long as {their} peers, and all other ranks wait{mostly}.",
+        "{look}Compare the machine of {ranks} with the others: GPU clocks and temperature, memory errors, other processes. Swap it "
         "for another and run again. If the same rank numbers stay slow, look for work or data that only they have.",
     ),
     Cause(

@@ -11,13 +11,13 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, UNSEEN, Ledger
+from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, UNSEEN, Ledger
 from sm_profiler.diagnosis.table.naming import is_pass, runs_backward
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
 from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, relative, slow_stretches, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sm_profiler.formats.columns import Floats, Ints, Mask
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 WORK = re.compile(
     r"token|sample|example|sequence|seq.?len|length|word|item|image|pixel|frame|point|atom|edge|document|batch.?size|flop"
 )
+
+_MEETINGS = ("backward", "optimizer", "compute", STEP, UNSEEN)  # activities that may exchange gradients
 
 
 @attrs.frozen
@@ -66,18 +68,18 @@ class Steps:
     def of(cls, ledger: Ledger) -> Steps:
         """Return the steps of a ledger after the warm-up: its recorded operations, else its activities one after the other.
 
-        Waiting for other ranks is left out, since it follows from the others, and a meeting takes what it takes the rank
-        that comes last.
+        Waiting for other ranks is left out, since it follows from the others, and an activity in which they meet takes what
+        it takes the rank that comes last.
         """
         names = tuple(rank.name for rank in ledger.ranks)
         stages = tuple(dict.fromkeys(rank.stage for rank in ledger.ranks if rank.stage))
         graph = ledger.operations
-        if graph is None or not _shows_most(graph, ledger):
-            keys = [key for key in ledger.totals.activities if key != MEETING] or [UNSEEN]
-            tables = [ledger.table(key) for key in keys]
-            if TRANSFER in keys and len(names) > 1:
-                at = keys.index(TRANSFER)
-                tables[at] = np.broadcast_to(tables[at].min(axis=0), tables[at].shape)
+        keys = [key for key in ledger.totals.activities if key != MEETING] or [UNSEEN]
+        tables = [ledger.table(key) for key in keys]
+        met = _meeting(keys, tables, staged=len(stages) > 1)
+        if graph is None or not _shows_most(graph, ledger) or (met >= 0 and TRANSFER not in keys):
+            if met >= 0:
+                tables[met] = np.broadcast_to(tables[met].min(axis=0), tables[met].shape)
             stage = np.asarray([stages.index(rank.stage) if rank.stage else -1 for rank in ledger.ranks], np.int64)
             graph = Operations.of_activities(keys, stage, tables, ledger.common_steps)
         length = graph.step_seconds()
@@ -290,6 +292,25 @@ class Steps:
     def saved(self, after: Steps, steps: Mask | None = None) -> float:
         """Return the share of the time of some steps that a repair saves."""
         return 1 - after.seconds_of(steps) / max(self.seconds_of(steps), 1e-12)
+
+
+def _meeting(keys: Sequence[str], tables: Sequence[Floats], *, staged: bool) -> int:
+    """Return the place of the activity in which ranks wait for each other, by its name or by its times; -1 if none does.
+
+    Ranks whose steps are equally long, though one works longer in all other activities, wait in this one: passes that
+    exchange gradients hold the wait, too. Ranks of several pipeline stages differ in all of them.
+    """
+    if len(tables[0]) < 2 or (staged and TRANSFER not in keys):
+        return -1
+    if TRANSFER in keys:
+        return keys.index(TRANSFER)
+    length = np.sum(tables, axis=0).mean(axis=1)
+    for name in _MEETINGS:
+        if name in keys:
+            own = length - tables[keys.index(name)].mean(axis=1)
+            if np.ptp(own) >= limits.FAR * length.max() and np.ptp(length) <= (1 - limits.MAJORITY) * np.ptp(own):
+                return keys.index(name)
+    return -1
 
 
 def _correlation(first: Floats, second: Floats) -> float:
