@@ -174,6 +174,17 @@ def test_advice_for_jax_names_nothing_of_pytorch():
     assert "torch" not in advice
 
 
+@pytest.mark.parametrize(("times", "found"), [(2, False), (4, True)])
+def test_a_part_batch_of_two_functions_is_no_habit(times, found):
+    """Keras's last part batch compiled its two functions once more: a healthy loop had compiled again and again."""
+    rows = compiled(300, call=0.01)
+    args = {"compiler": "jax.jit", "again": True, "file": "train.py", "line": 3, "function": "f"}
+    for step in (100, 101, 200, 201)[:times]:
+        rows.append((event_names.COMPILE, "train_step", 1.0 + 0.011 * step, 0.4, "algo-1-0", step, args))
+    kinds = {one.kind for one in verdict_of(rows, metadata=JAX).findings}
+    assert (Class.RECOMPILATION in kinds) is found
+
+
 def test_recompilations_by_jax_get_advice_for_jax():
     rows = compiled(300, call=0.01, outside=0.02)
     args = {

@@ -183,6 +183,15 @@ def test_padding_beyond_the_longest_sequence_of_a_batch_is_saved():
     assert found["longest"].kind is Class.BALANCED
 
 
+@pytest.mark.parametrize(("source", "found"), [("trainer.train()", []), ("for batch in loader:", [24])])
+def test_a_call_that_trains_makes_no_batches(source, found):
+    waits = sampled(("wait", False, 2.0, 24))
+    waits[-1]["lines"] = [source]
+    rows = [*training(200), waits]
+    where = report_from(rows, metadata=({"padding": 0.8, "padding_of_all": 0.7},)).verdict.main.where
+    assert [line.line for line in where] == found
+
+
 @pytest.mark.parametrize("line", [31, "31", None])
 def test_padding_names_the_function_that_makes_batches_if_no_sample_met_it(line):
     collate = {"file": "/job/train.py", "line": line, "function": "pad"}

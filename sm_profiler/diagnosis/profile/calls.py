@@ -94,7 +94,7 @@ def saving(case: Case) -> Found | None:
     usual, _ = most.durations
     evidence = [
         Evidence("time in the training loop spent saving files", round(share, 4), unit="share"),
-        Evidence("files saved", most.count, None, rank.name),
+        Evidence("files saved" if most.is_exact else "files saved, about", most.count, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
     ]
     around = ""
@@ -137,7 +137,10 @@ def _stop(calls: Calls[Save]) -> str:
     """Return how often and for how long the training stops for some calls."""
     usual, longest = calls.durations
     every = calls.steps_between
-    how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(calls.count, "time")
+    about = "" if calls.is_exact else "about "
+    how_often = (
+        "at every step" if every == 1 else f"every {every} steps" if every else f"{about}{plural(calls.count, 'time')}"
+    )
     but = f" and {duration(longest)} the longest time" if longest else ""
     return (
         f"{calls.name} {how_often}, {duration(usual)} each time{but}{f' for {size(calls.size)}' if calls.size else ''}"
@@ -313,9 +316,8 @@ def _saves(case: Case, call: Record[Callback]) -> bool:
 def recompilation(case: Case) -> Found | None:
     """Find functions that a compiler compiles again while the loop runs."""
     spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
-    if spent is None or all(map(in_first_steps, spent.records)):
-        return None
-    if not case.ranks and spent.calls < limits.REPEATS:
+    # each new shape is compiled once, such as that of a part batch: two are no habit
+    if spent is None or spent.calls < limits.REPEATS or all(map(in_first_steps, spent.records)):
         return None
     rank, share = spent.rank, case.compiled_again
     slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
@@ -344,8 +346,7 @@ def recompilation(case: Case) -> Found | None:
     return Found(
         "recompilation", words, tuple(evidence), share,
         advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, _again_in_first_steps(spent)),
-        "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
-        share * _chance(spent), lines_of_records(spent.records),
+        error=share * _chance(spent), where=lines_of_records(spent.records),
     )  # fmt: skip
 
 

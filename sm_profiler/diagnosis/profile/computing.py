@@ -23,6 +23,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     OTHER,
     PHASE,
     RUNNING,
+    TRAINS,
     WAIT,
     updates_in_compiled,
 )
@@ -292,7 +293,8 @@ def padding(case: Case) -> Found | None:
         Evidence(what, round(part, 4), unit="share") for what, part in kinds if part >= limits.SHOWN * whole
     )
     text = "padding" if of_all > limits.MAJORITY * whole else "padding_within"
-    where = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")  # where batches are made
+    waits = (one for one in lines_of_phase(case.metrics, "wait") if not TRAINS.search(one.source))
+    where = lines_of_phase(case.metrics, WORKER) or tuple(waits)  # where batches are made, and no call that trains
     if not where and (place := place_of(case.metrics.collate)) is not None:
         where = (Location(*place, share=0.0),)
     doubt = "batches of similar lengths may not be possible" if text == "padding_within" else ""

@@ -121,6 +121,11 @@ class Calls(Generic[Call]):
         return [one for one in self.records if one.calls == 1]
 
     @property
+    def is_exact(self) -> bool:
+        """True if each call was recorded; the number is else scaled up from those that were."""
+        return self.count == sum(one.calls for one in self.records)
+
+    @property
     def working(self) -> int:
         """Number of calls that do all the work, if most do hardly anything, as at all batches but every hundredth; else all."""
         calls, seconds = sum(one.calls for one in self.records), sum(one.seconds for one in self.records)
