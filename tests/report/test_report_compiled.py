@@ -5,6 +5,8 @@ import pytest
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.profile.calls import recompilation
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.formats import event_names
 from sm_profiler.formats.recorded import Log
@@ -181,8 +183,8 @@ def test_a_part_batch_of_two_functions_is_no_habit(times, found):
     args = {"compiler": "jax.jit", "again": True, "file": "train.py", "line": 3, "function": "f"}
     for step in (100, 101, 200, 201)[:times]:
         rows.append((event_names.COMPILE, "train_step", 1.0 + 0.011 * step, 0.4, "algo-1-0", step, args))
-    kinds = {one.kind for one in verdict_of(rows, metadata=JAX).findings}
-    assert (Class.RECOMPILATION in kinds) is found
+    case = Case(metrics_of(rows, metadata=JAX), {})
+    assert (recompilation(case) is not None) is found
 
 
 def test_recompilations_by_jax_get_advice_for_jax():
