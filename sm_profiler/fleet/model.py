@@ -288,8 +288,22 @@ class Totals:
 
 
 @attrs.frozen
+class Repair:
+    """Jobs that have the same advice: its first sentence is the same, except for numbers.
+
+    Attributes:
+        jobs: number of these jobs.
+        usd, instance_hours: what they lose to the cause.
+    """
+
+    jobs: int = 0
+    usd: float | None = None
+    instance_hours: float = 0.0
+
+
+@attrs.frozen
 class Cause:
-    """Losses of all jobs to one cause; `next_step` is that of the job that loses most to it.
+    """Losses of all jobs to one cause.
 
     Attributes:
         cause, label: the cause.
@@ -297,8 +311,9 @@ class Cause:
         instance_hours: of all of them.
         usd: of those with a bill.
         share: part of what was judged.
-        next_step: advice.
+        next_step: the advice that saves most; jobs with the same cause may have another one.
         priced: how many of the jobs have a bill.
+        repair: the jobs that it is for.
     """
 
     cause: str
@@ -309,6 +324,7 @@ class Cause:
     share: float
     next_step: str = ""
     priced: int = 0
+    repair: Repair = Repair()
 
 
 @attrs.frozen
@@ -423,8 +439,9 @@ class SharedCause:
         elsewhere: share of all other jobs with it.
         detail: what those jobs have in common, such as `num_workers=0`; "" if nothing was found.
         usd, instance_hours: what they lose to it.
-        next_step: advice of the job that loses most.
+        next_step: the advice that saves most; jobs with the same cause may have another one.
         sentence: all of this in one sentence.
+        repair: the jobs that `next_step` is for.
     """
 
     key: str
@@ -439,6 +456,7 @@ class SharedCause:
     instance_hours: float
     next_step: str
     sentence: str
+    repair: Repair = Repair()
 
 
 @attrs.frozen
