@@ -14,7 +14,6 @@ import attrs
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet.finding import stem_of
 from sm_profiler.fleet.model import (
-    LEAST_BILL_USD,
     STAGES,
     Cause,
     Failure,
@@ -392,17 +391,11 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
     judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
     unpriced = sum(job.bill_usd is None for job in jobs if job.billable_s)
-    causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
-        for loss in job.losses:
-            lost_here = (loss.usd or 0.0) if priced else loss.seconds * job.instances / 3600
-            causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
-    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or not unpriced)
-    waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
-    return Totals(
+    sums = Totals(
         jobs=len(jobs),
         judged=sum(job.is_judged for job in jobs),
         unreadable=sum(bool(job.error) for job in jobs),
@@ -421,11 +414,15 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         judged_instance_hours=judged_hours,
         judged_usd=judged_usd,
         coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
-        waste=waste,
-        causes=dict(
-            sorted(((cause, value) for cause, value in causes.items() if value > 0), key=lambda pair: -pair[1])
-        ),
         stages={stage: stages[stage] for stage in STAGES if stages.get(stage, 0.0) > 0},
+    )
+    amounts, causes = Amounts(sums.known_in_dollars), dict[str, float]()
+    for job, loss in ((one, loss) for one in jobs for loss in one.losses):
+        causes[loss.cause] = causes.get(loss.cause, 0.0) + amounts.amount(loss.usd, _hours(job, loss))
+    return attrs.evolve(
+        sums,
+        waste=_part(lost, judged_usd) if sums.in_dollars else _part(lost_hours, judged_hours),
+        causes=dict(sorted(((cause, some) for cause, some in causes.items() if some > 0), key=lambda pair: -pair[1])),
     )
 
 

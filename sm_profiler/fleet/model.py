@@ -254,8 +254,9 @@ class Totals:
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
         coverage: judged part of the bill; of the hours if the bill of a job is unknown. A job that was not judged and
             whose time is unknown counts as an average one. None without jobs.
-        waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar; None if nothing was.
-        causes: cause → dollars, the most expensive first; hours of instances if no bill is known.
+        waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar or unknown for all that
+            was judged; None if nothing was.
+        causes: cause → dollars, the most expensive first; hours of instances if no bill of what was judged is known.
         stages: known ones of STAGES → hours of instances.
     """
 
@@ -282,9 +283,14 @@ class Totals:
     stages: dict[str, float] = attrs.field(factory=dict)
 
     @property
+    def known_in_dollars(self) -> bool:
+        """True if a bill is known, also one of what was judged: without that, what was lost would seem to be free."""
+        return self.priced > 0 and (self.judged_usd > 0 or self.judged_instance_hours <= 0)
+
+    @property
     def in_dollars(self) -> bool:
         """True if these jobs are shown and sorted in dollars; in hours otherwise: time shows more than cents."""
-        return self.priced > 0 and self.bill_usd >= LEAST_BILL_USD
+        return self.known_in_dollars and self.bill_usd >= LEAST_BILL_USD
 
 
 @attrs.frozen
