@@ -14,14 +14,15 @@ import attrs
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet.finding import stem_of
 from sm_profiler.fleet.model import (
-    LEAST_BILL_USD,
     STAGES,
     Cause,
     Failure,
     Fleet,
     FleetJob,
     Group,
+    Loss,
     Regression,
+    Repair,
     SharedCause,
     SlowHost,
     TopJob,
@@ -30,7 +31,7 @@ from sm_profiler.fleet.model import (
 )
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
 from sm_profiler.fleet.wording import Amounts
-from sm_profiler.formatting import percent
+from sm_profiler.formatting import SENTENCE, percent
 from sm_profiler.metrics.thresholds import Threshold
 
 CHANCE = Threshold(0.01, "probability, times the number of tests; one wrong name in a hundred fleets")
@@ -52,6 +53,7 @@ COMPARED = ("git", "image", "script", "loader_workers", "user", "spot")
 HYPERPARAMETER = "hyperparameter "
 MOST_CHANGES = 5  # in a sentence
 _LAUNCHERS_NUMBER = re.compile(r"(?:slurm[-_.]?)?[0-9]+(?:[-_.][0-9]+)*")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _IMAGE_ACCOUNT = re.compile(r"([0-9]{12})\.dkr\.ecr\.")
 _ARN_ACCOUNT = re.compile(r"arn:[^:]+:sagemaker:[^:]*:([0-9]{12}):")
 
@@ -389,17 +391,11 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
     judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
     unpriced = sum(job.bill_usd is None for job in jobs if job.billable_s)
-    causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
-        for loss in job.losses:
-            lost_here = (loss.usd or 0.0) if priced else loss.seconds * job.instances / 3600
-            causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
-    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or not unpriced)
-    waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
-    return Totals(
+    sums = Totals(
         jobs=len(jobs),
         judged=sum(job.is_judged for job in jobs),
         unreadable=sum(bool(job.error) for job in jobs),
@@ -418,32 +414,58 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         judged_instance_hours=judged_hours,
         judged_usd=judged_usd,
         coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
-        waste=waste,
-        causes=dict(
-            sorted(((cause, value) for cause, value in causes.items() if value > 0), key=lambda pair: -pair[1])
-        ),
         stages={stage: stages[stage] for stage in STAGES if stages.get(stage, 0.0) > 0},
+    )
+    amounts, causes = Amounts(sums.known_in_dollars), dict[str, float]()
+    for job, loss in ((one, loss) for one in jobs for loss in one.losses):
+        causes[loss.cause] = causes.get(loss.cause, 0.0) + amounts.amount(loss.usd, _hours(job, loss))
+    return attrs.evolve(
+        sums,
+        waste=_part(lost, judged_usd) if sums.in_dollars else _part(lost_hours, judged_hours),
+        causes=dict(sorted(((cause, some) for cause, some in causes.items() if some > 0), key=lambda pair: -pair[1])),
     )
 
 
 def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
     """Return what all jobs lose to each cause, the most expensive first."""
-    losses: dict[str, list[tuple[float, float, str]]] = {}
-    priced: dict[str, int] = {}
+    losses: dict[str, list[tuple[FleetJob, Loss]]] = {}
     for job in jobs:
         for loss in job.losses:
-            row = (loss.usd or 0.0, loss.seconds * job.instances / 3600, loss.next_step)
-            losses.setdefault(loss.cause, []).append(row)
-            priced[loss.cause] = priced.get(loss.cause, 0) + (loss.usd is not None)
-    found = []
+            losses.setdefault(loss.cause, []).append((job, loss))
+    found, in_dollars = [], whole.in_dollars
     for cause, rows in losses.items():
-        usd, hours = _sum(row[0] for row in rows), _sum(row[1] for row in rows)
-        part = (_part(usd, whole.judged_usd) if whole.in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
-        found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, max(rows)[2], priced[cause]))
-    in_dollars = whole.in_dollars
+        priced = [loss.usd for _, loss in rows if loss.usd is not None]
+        usd, hours = math.fsum(priced), math.fsum(_hours(*row) for row in rows)
+        part = (_part(usd, whole.judged_usd) if in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
+        step, repair = _repair(rows, in_dollars=in_dollars)
+        found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, step, len(priced), repair))
     return tuple(
         sorted(found, key=lambda cause: (-cause.usd if in_dollars else 0.0, -cause.instance_hours, cause.cause))
     )
+
+
+def repair_of(next_step: str) -> str:
+    """Return what is the same in the advice for different jobs: its first sentence, without its numbers."""
+    return _NUMBER.sub("", SENTENCE.split(next_step, 1)[0])
+
+
+def _repair(losses: Iterable[tuple[FleetJob, Loss]], *, in_dollars: bool) -> tuple[str, Repair]:
+    """Return the advice that saves most, as it is for the job that loses most, and what it is for."""
+    amounts, found = Amounts(in_dollars), dict[str, list[tuple[float, float, bool, str]]]()
+    for job, loss in losses:
+        row = (loss.usd or 0.0, _hours(job, loss), loss.usd is not None, loss.next_step)
+        found.setdefault(repair_of(loss.next_step), []).append(row)
+    repairs = []
+    for rows in found.values():
+        usd, hours = math.fsum(row[0] for row in rows), math.fsum(row[1] for row in rows)
+        repair = Repair(len(rows), usd if any(row[2] for row in rows) else None, hours)
+        repairs.append((amounts.amount(usd, hours), hours, max(rows)[3], repair))
+    _, _, step, repair = max(repairs, key=lambda one: one[:3])
+    return step, repair
+
+
+def _hours(job: FleetJob, loss: Loss) -> float:
+    return loss.seconds * job.instances / 3600
 
 
 def value_of(job: FleetJob, key: str) -> str:
@@ -634,8 +656,8 @@ def _common(  # parts of one sentence
 ) -> SharedCause:
     losses = [(job, loss) for job in jobs for loss in job.losses if loss.cause == cause]
     priced = [loss.usd for _, loss in losses if loss.usd is not None]
-    hours = sum(loss.seconds * job.instances / 3600 for job, loss in losses)
-    worst = max(losses, key=lambda pair: (pair[1].usd or 0.0, pair[1].seconds))[1]
+    hours = sum(_hours(job, loss) for job, loss in losses)
+    step, repair = _repair(losses, in_dollars=in_dollars)
     detail, label = _detail(cause, jobs), LABELS.get(cause, cause)
     group = f"{key} {value}" if value else key
     text = f"{label} in {len(jobs)} of {of} jobs of {group}" if value else f"{label} in {len(jobs)} of {of} jobs"
@@ -644,7 +666,7 @@ def _common(  # parts of one sentence
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
     return SharedCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,
-        worst.next_step, text,
+        step, text, repair,
     )  # fmt: skip
 
 

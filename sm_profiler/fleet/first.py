@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from sm_profiler.fleet.analysis import causes_of
-from sm_profiler.fleet.model import Fleet, FleetJob
+from sm_profiler.fleet.analysis import causes_of, repair_of
+from sm_profiler.fleet.model import Cause, Fleet, FleetJob, SharedCause
 from sm_profiler.fleet.wording import ADVICE, Amounts, label
 from sm_profiler.formatting import first_sentences, plural
 
-SMALL = 1 / 3  # of the most expensive cause: a single repair below that is not what to do first
+SMALL = 1 / 3  # of the most expensive cause's repair: a single one below that is not what to do first
 _READ_ON = "Begin with the job that it costs most."
 
 
@@ -39,7 +39,8 @@ class Step:
 def first_step(fleet: Fleet) -> Step | None:
     """Return the one action that saves most; None if there is nothing to repair.
 
-    That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive cause.
+    That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive
+    one of any cause.
     """
     amounts = Amounts.of(fleet.totals)
     hosts = [
@@ -67,24 +68,49 @@ def common_steps(fleet: Fleet) -> list[Step]:
     """Return the repairs of what many jobs share."""
     amounts = Amounts.of(fleet.totals)
     return [
-        Step(amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
+        Step(
+            amounts.amount(shared.repair.usd, shared.repair.instance_hours),
+            " ".join(filter(None, (shared.sentence, _for_some(shared, amounts)))),
+            shared.next_step,
+        )
         for shared in fleet.common
     ]
 
 
+def _for_some(of: Cause | SharedCause, amounts: Amounts) -> str:
+    """Return a sentence on the jobs that an advice is for; "" if that is all of those with the cause."""
+    jobs, repair = of.jobs, of.repair
+    lost = amounts.text(repair.usd, repair.instance_hours)
+    return f"This repairs {repair.jobs:,} of these {jobs:,} jobs, {lost}." if repair.jobs < jobs else ""
+
+
 def _of_cause(fleet: Fleet, amounts: Amounts) -> Step | None:
-    """Return the repair of the most expensive cause, with the job that loses most to it; without jobs that were repaired."""
+    """Return the most expensive repair of a cause, with the job that loses most; without jobs that were repaired."""
     left = [job for job in fleet.jobs if not job.repaired_by]
-    open_causes = fleet.causes if len(left) == len(fleet.jobs) else causes_of(left, fleet.totals)
-    causes = [(amounts.amount(cause.usd, cause.instance_hours), cause) for cause in open_causes]
+    causes = [
+        (amounts.amount(cause.repair.usd, cause.repair.instance_hours), cause)
+        for cause in causes_of(left, fleet.totals)
+    ]
     amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
     if cause is None or amount <= 0:
         return None
-    what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {amounts.format(amount)} this way"
-    what += ", most of all" if cause.jobs > 1 else ":"
-    worst = max((job for job in left if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None)
+    lost = amounts.text(cause.usd, cause.instance_hours)
+    what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {lost} this way"
+    if some := _for_some(cause, amounts):
+        what += f". {some.removesuffix('.')}"
+    what += ", most of all" if cause.repair.jobs > 1 else ":"
+    worst = max(left, key=lambda job: _lost_to(job, cause, amounts))
     return Step(amount, what, cause.next_step or _READ_ON, job=worst, cause=cause.cause)
 
 
-def _lost_to(job: FleetJob, cause: str) -> float:
-    return max((loss.seconds * job.instances for loss in job.losses if loss.cause == cause), default=0.0)
+def _lost_to(job: FleetJob, cause: Cause, amounts: Amounts) -> tuple[float, float]:
+    """Return what a job loses to a cause that the cause's advice repairs."""
+    hours = job.instances / 3600
+    return max(
+        (
+            (amounts.amount(loss.usd, loss.seconds * hours), loss.seconds * hours)
+            for loss in job.losses
+            if loss.cause == cause.cause and repair_of(loss.next_step) == repair_of(cause.next_step)
+        ),
+        default=(0.0, 0.0),
+    )

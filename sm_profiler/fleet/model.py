@@ -254,8 +254,9 @@ class Totals:
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
         coverage: judged part of the bill; of the hours if the bill of a job is unknown. A job that was not judged and
             whose time is unknown counts as an average one. None without jobs.
-        waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar; None if nothing was.
-        causes: cause → dollars, the most expensive first; hours of instances if no bill is known.
+        waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar or unknown for all that
+            was judged; None if nothing was.
+        causes: cause → dollars, the most expensive first; hours of instances if no bill of what was judged is known.
         stages: known ones of STAGES → hours of instances.
     """
 
@@ -282,14 +283,33 @@ class Totals:
     stages: dict[str, float] = attrs.field(factory=dict)
 
     @property
+    def known_in_dollars(self) -> bool:
+        """True if a bill is known, also one of what was judged: without that, what was lost would seem to be free."""
+        return self.priced > 0 and (self.judged_usd > 0 or self.judged_instance_hours <= 0)
+
+    @property
     def in_dollars(self) -> bool:
         """True if these jobs are shown and sorted in dollars; in hours otherwise: time shows more than cents."""
-        return self.priced > 0 and self.bill_usd >= LEAST_BILL_USD
+        return self.known_in_dollars and self.bill_usd >= LEAST_BILL_USD
+
+
+@attrs.frozen
+class Repair:
+    """Jobs that have the same advice: its first sentence is the same, except for numbers.
+
+    Attributes:
+        jobs: number of these jobs.
+        usd, instance_hours: what they lose to the cause.
+    """
+
+    jobs: int = 0
+    usd: float | None = None
+    instance_hours: float = 0.0
 
 
 @attrs.frozen
 class Cause:
-    """Losses of all jobs to one cause; `next_step` is that of the job that loses most to it.
+    """Losses of all jobs to one cause.
 
     Attributes:
         cause, label: the cause.
@@ -297,8 +317,9 @@ class Cause:
         instance_hours: of all of them.
         usd: of those with a bill.
         share: part of what was judged.
-        next_step: advice.
+        next_step: the advice that saves most; jobs with the same cause may have another one.
         priced: how many of the jobs have a bill.
+        repair: the jobs that it is for.
     """
 
     cause: str
@@ -309,6 +330,7 @@ class Cause:
     share: float
     next_step: str = ""
     priced: int = 0
+    repair: Repair = Repair()
 
 
 @attrs.frozen
@@ -423,8 +445,9 @@ class SharedCause:
         elsewhere: share of all other jobs with it.
         detail: what those jobs have in common, such as `num_workers=0`; "" if nothing was found.
         usd, instance_hours: what they lose to it.
-        next_step: advice of the job that loses most.
+        next_step: the advice that saves most; jobs with the same cause may have another one.
         sentence: all of this in one sentence.
+        repair: the jobs that `next_step` is for.
     """
 
     key: str
@@ -439,6 +462,7 @@ class SharedCause:
     instance_hours: float
     next_step: str
     sentence: str
+    repair: Repair = Repair()
 
 
 @attrs.frozen

@@ -227,17 +227,17 @@ class _Page:
             found.append(("Spent on failed jobs", money(totals.failed_usd), plural(priced, "job")))
         return found
 
-    def _ranking(self) -> list[Step]:
+    def _ranking(self) -> list[tuple[Step, str]]:
+        """Return the jobs that waste most, each with what it wastes: hours if its price is unknown."""
         found = []
         for top in self._fleet.top:
             job = self._fleet.jobs[top.job]
-            found.append(
-                Step(
-                    self._amounts.amount(top.usd, top.instance_hours),
-                    label(top.cause) + (f": {first_sentences(top.reason, REASON)}" if top.reason else ""),
-                    top.next_step, shorten(job.title, 90), self._address(job), _where(job, top.cause),
-                )
+            step = Step(
+                self._amounts.amount(top.usd, top.instance_hours),
+                label(top.cause) + (f": {first_sentences(top.reason, REASON)}" if top.reason else ""),
+                top.next_step, shorten(job.title, 90), self._address(job), _where(job, top.cause),
             )  # fmt: skip
+            found.append((step, self._amounts.text(top.usd, top.instance_hours)))
         return found
 
     # ------------------------------------------------------------------ trends

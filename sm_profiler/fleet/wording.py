@@ -149,8 +149,8 @@ class Amounts:
         return cls(totals.in_dollars)
 
     def of_part(self, sums: Totals) -> Amounts:
-        """Return those for some of the jobs: hours if the bill of none of them is known, since they are not free."""
-        return self if sums.priced or not sums.unpriced else Amounts(priced=False)
+        """Return those for some of the jobs: hours if no bill of what was judged of them is known, since it was not free."""
+        return self if sums.known_in_dollars or not sums.unpriced else Amounts(priced=False)
 
     @property
     def noun(self) -> str:

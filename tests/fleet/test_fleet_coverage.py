@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentTypeError
 from html import unescape
 
+import attrs
 import pytest
 
 from sm_profiler.cli.fleet import conditions_of
@@ -189,6 +190,30 @@ def test_the_first_thing_to_do_is_in_the_terminal_as_on_the_page():
     assert lines[at] in page
     assert lines[at + 2].strip().removesuffix(" a") in page
     assert first_lines(assemble([judged("a", 0)])) == []
+
+
+def test_the_first_thing_to_do_saves_what_its_own_jobs_lose():
+    """One job's advice was that for all jobs with its cause, although most of them had other advice."""
+    loader = "Prepare batches in {} workers. Load {}."
+    advised = [(name, lost, loader.format(name, name)) for name, lost in (("1", 1800), ("2", 900), ("3", 300))]
+    advised += [(name, 720, "Read from closer storage.") for name in ("4", "5", "6")]
+    fleet = assemble(
+        priced(report_json(name, finding("INPUT_BOUND", lost, next_step=step)), description(name), prices=PRICES)
+        for name, lost, step in advised
+    )
+    (cause,) = fleet.causes
+    assert (cause.jobs, cause.next_step) == (6, loader.format("1", "1"))
+    assert (cause.repair.jobs, cause.repair.usd) == (3, pytest.approx(5 / 3))
+    (shared,) = fleet.common
+    assert (shared.jobs, shared.repair) == (6, cause.repair)
+    own = attrs.evolve(fleet, common=())
+    assert first_lines(own) == [
+        "Do this first: it saves up to $1.67",
+        f"  {loader.format('1', '1')}",
+        "  Waiting for data: 6 jobs lose $2.87 this way. This repairs 3 of these 6 jobs, $1.67, most of all 1",
+    ]
+    assert first_lines(fleet)[0] == first_lines(own)[0]
+    assert "$2.87 wasted. This repairs 3 of these 6 jobs, $1.67." in unescape(render_html(fleet))
 
 
 def test_advice_that_was_above_is_referred_to():

@@ -169,7 +169,7 @@ def test_links_lead_to_reports_that_a_browser_can_open():
 
 def test_a_repair_that_is_small_beside_the_whole_is_not_the_first_step():
     fleet = made_up_fleet(300)
-    assert "300 jobs lose" in visible(render_html(fleet))
+    assert "200 jobs lose" in visible(render_html(fleet))
     large = attrs.evolve(fleet.hosts[0], usd=fleet.totals.lost_usd)
     shown = visible(render_html(attrs.evolve(fleet, hosts=(large,))))
     assert "A slow machine delays its jobs." in shown

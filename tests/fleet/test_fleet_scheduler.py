@@ -80,6 +80,29 @@ def test_jobs_without_a_price_are_not_free(tmp_path):
     assert "Not judged" not in page.partition("</svg>")[0]  # nothing of what has a price
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_what_judged_jobs_without_a_price_lose_is_not_free(others, tmp_path):
+    """Of a job without a profile the price was known: the hours that the others lost were $0."""
+    kinds = {"slurm-1001": ("unknown", "anna")} | ({"slurm-1003": ("own", "ben")} if others else {})
+    for number, (name, (kind, user)) in enumerate(kinds.items()):
+        lost = finding("INPUT_BOUND", 1800.0)
+        report = report_json(name, lost, start=START_S + number, identity={"user": user}, instance_type=kind)
+        (folder := tmp_path / name).mkdir()
+        (folder / "report.json").write_text(json.dumps(report))
+    listed = read_listed("JobIDRaw|User|Elapsed|AllocTRES\n1002|anna|01:00:00|gres/gpu=4\n")
+    prices = {"own": 9.0, "*": {"gpu_hour": 2.0}, "unknown": None}
+    fleet = build_fleet([str(tmp_path)], listed=listed, prices=prices, progress=False)
+    assert fleet.totals.in_dollars == others
+    assert fleet.totals.waste == pytest.approx(0.5)
+    text, page = summary(fleet, ["user"]), render_html(fleet)
+    assert "$0" not in text
+    assert "$0" not in page.partition("<script")[0]
+    (anna,) = (line for line in text.splitlines() if line.split()[:1] == ["anna"])
+    assert "2.0 h, 30 min wasted" in anna
+    (group,) = (group.sums for group in fleet.groups if (group.key, group.value) == ("user", "anna"))
+    assert group.causes == {"INPUT_BOUND": pytest.approx(0.5)}
+
+
 def test_the_help_has_the_whole_command(capsys):
     with pytest.raises(SystemExit):
         main(["fleet", "--help"])
