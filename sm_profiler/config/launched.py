@@ -38,6 +38,7 @@ class Launched:
         service: the configuration in its request; None if it has none.
         problem: why the configuration in its environment cannot be read, or "".
         failure: the service's reason of its failure, or "".
+        isolated: its container has no network.
     """
 
     status: str
@@ -49,6 +50,7 @@ class Launched:
     problem: str = ""
     failure: str = ""
     switch: str | None = None
+    isolated: bool = False
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Launched:
@@ -75,6 +77,7 @@ class Launched:
             problem=problem,
             failure=str(job.get("FailureReason") or ""),
             switch=variables.get(AUTO.name),
+            isolated=job.get("EnableNetworkIsolation") is True,
         )
 
     @property
@@ -167,12 +170,23 @@ class Launched:
                 f"uploads were off: {_short(path)!r} in {CONFIG.name} is not an S3 URI",
                 "set s3_output_path to s3://bucket/prefix",
             )
+        if self.isolated:
+            return self.lost_in_isolation
         return (
             "the agent has stored nothing",
             (
                 "check that sm-profiler[aws] is installed in the container (in its image or requirements.txt), and that the "
                 "job's role may write there"
             ),
+        )
+
+    @property
+    def lost_in_isolation(self) -> tuple[str, str]:
+        """Reason that nothing is stored of a job without a network whose files were in no folder that the service stores."""
+        where = f" in {_short(self.agent.local_path)}" if self.agent is not None else ""
+        return (
+            f"its container had no network, and what was recorded{where} is lost with it",
+            "launch with attach(…), or with agent_environment(…, network_isolation=True)",
         )
 
     def why_no_steps(self, recorded_s: float = math.inf) -> tuple[str, str]:

@@ -79,7 +79,7 @@ class Catalog:
         self._job: _Cluster | None = None
         self._approximate: set[int] = set()  # numbers of files whose times are an estimate
         self.others: dict[str, FileInfo] = {}
-        self._metadata: dict[str, TraceMetadata] = {}
+        self._metadata: dict[str, dict[str, TraceMetadata]] = {}  # folder → process → the latest
         self._markers: dict[str, FileInfo] = {}
         self._latest = {layout.SYSTEM: 0, layout.FRAMEWORK: 0}
         self._latest_of_host: dict[int, int] = {}
@@ -175,7 +175,7 @@ class Catalog:
                 changed += self._set_detailed(number, info, parsed)
         for number in sorted(self._approximate):
             item = self.table.item(number)
-            if item.file.folder in self._metadata:
+            if self._metadata_of(item.file) is not None:
                 changed += self._set_detailed(number, item.info, item.file)
         return changed
 
@@ -212,7 +212,9 @@ class Catalog:
         if info.key in layout.END_MARKERS:
             self._markers[info.key] = info
         if isinstance(parsed, TraceMetadata):
-            self._metadata.setdefault(parsed.folder, parsed)
+            same = self._metadata.setdefault(parsed.folder, {})
+            if parsed.source not in same or same[parsed.source].end_us < parsed.end_us:
+                same[parsed.source] = parsed  # a job that was resumed has written its trace again
         if isinstance(parsed, (TraceMetadata, layout.PythonStats)):
             self.others[info.key] = info
 
@@ -243,7 +245,7 @@ class Catalog:
         return np.union1d(found[job.includes(at_us[found])], np.asarray(back, np.int64))
 
     def _detailed(self, info: FileInfo, parsed: DetailedTrace) -> Item | None:
-        metadata = self._metadata.get(parsed.folder)
+        metadata = self._metadata_of(parsed)
         if metadata is None:
             start_us = _hour_us(parsed.hour)
             if start_us is None:
@@ -252,6 +254,13 @@ class Catalog:
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
         return Item(info, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
+
+    def _metadata_of(self, trace: DetailedTrace) -> TraceMetadata | None:
+        """Return the metadata of a trace, if it is listed yet: of its process, or all there is if a machine is its name."""
+        found = self._metadata.get(trace.folder, {})
+        if layout.shown_node(trace.host) != trace.host:
+            return found.get(trace.host)
+        return next(iter(found.values()), None)
 
 
 def _hour_us(hour: str) -> int | None:

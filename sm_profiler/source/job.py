@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sm_profiler.config.launched import Launched
-from sm_profiler.container import ISOLATED_FOLDER
+from sm_profiler.container import CHECKPOINTS, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import FRAMEWORK, OUTPUT, SYSTEM
 from sm_profiler.settings import AUTO
@@ -98,10 +98,14 @@ def outputs_of(job: dict[str, Any], name: str) -> list[str]:
         SourceError: there is none.
     """
     configured = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
-    isolated = job.get("EnableNetworkIsolation") is True and AUTO.name in (job.get("Environment") or {})
-    if not configured and isolated:
-        return [_stored_output(job, name)]
-    paths = [Launched.of(job).s3_output_path, configured, (job.get("OutputDataConfig") or {}).get("S3OutputPath")]
+    launched = Launched.of(job)
+    if not configured and launched.isolated and AUTO.name in (job.get("Environment") or {}):
+        if stored := _stored_output(job, launched, name):
+            return [stored]
+        if launched.s3_output_path is None:
+            why, advice = launched.lost_in_isolation
+            raise SourceError(f"training job {name} has no profile: {why}. To do: {advice}.")
+    paths = [launched.s3_output_path, configured, (job.get("OutputDataConfig") or {}).get("S3OutputPath")]
     found = dict.fromkeys(path.rstrip("/") for path in paths if path)
     if not found:
         raise SourceError(f"training job {name} has no profiler output")
@@ -185,15 +189,29 @@ def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[st
     return [line for line in found if "sm-profiler:" in line][:LOG_LINES]
 
 
-def _stored_output(job: dict[str, Any], name: str) -> str:
-    """Return where the service stores the files of the agent in a job without a network."""
-    checkpoints = (job.get("CheckpointConfig") or {}).get("S3Uri")
-    if not checkpoints:
-        results = (
-            f"{(job.get('OutputDataConfig') or {}).get('S3OutputPath', '').rstrip('/')}/{name}/output/output.tar.gz"
-        )
-        raise SourceError(
-            f"training job {name} has no network: its profile is the folder {ISOLATED_FOLDER} in {results}; download and "
-            "unpack it, and name the folder"
-        )
-    return f"{checkpoints.rstrip('/')}/{ISOLATED_FOLDER}"
+def _stored_output(job: dict[str, Any], launched: Launched, name: str) -> str | None:
+    """Return where the service stores the files of the agent in a job without a network; None if it stores none of them.
+
+    Raises:
+        SourceError: in an archive.
+    """
+    written = launched.agent.local_path if launched.agent is not None else None
+    checkpoints = job.get("CheckpointConfig") or {}
+    folder = _below(checkpoints.get("LocalPath") or CHECKPOINTS, written)
+    if folder and checkpoints.get("S3Uri"):
+        return f"{checkpoints['S3Uri'].rstrip('/')}/{folder}"
+    if not (folder := _below(OUTPUT_DATA, written)):
+        return None
+    results = (job.get("OutputDataConfig") or {}).get("S3OutputPath", "").rstrip("/")
+    raise SourceError(
+        f"training job {name} has no network: its profile is the folder {folder} in {results}/{name}/output/output.tar.gz; "
+        "download and unpack it, and name the folder"
+    )
+
+
+def _below(folder: str, path: str | None) -> str:
+    """Return a path relative to a folder, "" if it is not in it; of one that is not known, the one that `attach` sets."""
+    start = f"{folder.rstrip('/')}/"
+    if path is None:
+        return ISOLATED_FOLDER
+    return path.removeprefix(start).strip("/") if path.startswith(start) else ""

@@ -1,5 +1,7 @@
 """Reading of a running job: files are added, some late, some still incomplete."""
 
+import gzip
+import json
 import os
 import shutil
 import time
@@ -154,9 +156,6 @@ def test_lists_only_files_that_can_be_new(live, monkeypatch):
 
 
 def test_corrects_the_start_of_a_trace_by_a_late_metadata_file(tmp_path):
-    import gzip
-    import json
-
     folder = tmp_path / "framework/tensorflow/detailed_profiling/2023111422/000000003"
     (folder / "plugins/profile/x").mkdir(parents=True)
     trace = {"traceEvents": [{"ph": "X", "name": "op", "pid": 1, "ts": 5, "dur": 2}]}
@@ -167,6 +166,24 @@ def test_corrects_the_start_of_a_trace_by_a_late_metadata_file(tmp_path):
     source.refresh()
     assert source.events().start_us.tolist() == [1_700_000_000_000_005]
     assert source.events().node.decode().tolist() == ["algo-1-0"]
+
+
+def test_each_trace_of_a_folder_has_the_process_and_the_time_of_its_own_metadata(tmp_path):
+    """Ranks, and attempts of a job that was interrupted, trace the same step in the same hour."""
+    folder = tmp_path / "framework/pytorch/detailed_profiling/2023111422/000000005"
+    folder.mkdir(parents=True)
+    trace = {"traceEvents": [{"ph": "X", "name": "op", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 5, "dur": 2}]}
+    packed = gzip.compress(json.dumps(trace).encode())
+    for source, start in (("11-algo-1", 1_700_000_000_000_000), ("22-algo-1", 1_700_000_060_000_000)):
+        (folder / f"{source}.trace.json.gz").write_bytes(packed)
+        (folder / f"{source}_{start}_{start + 1_000_000}.metadata").touch()
+    events = open_source(tmp_path, cache=False).events()
+    found = dict(zip(events.node.decode().tolist(), events.start_us.tolist(), strict=True))
+    assert found == {"algo-1-11": 1_700_000_000_000_005, "algo-1-22": 1_700_000_060_000_005}
+    # The second attempt of a rank writes its trace over that of the first.
+    (folder / "11-algo-1_1700000120000000_1700000121000000.metadata").touch()
+    events = open_source(tmp_path, cache=False).events()
+    assert sorted(events.start_us.tolist()) == [1_700_000_060_000_005, 1_700_000_120_000_005]
 
 
 @pytest.mark.parametrize("name", ["2160000000000000", "999999999999999999"])

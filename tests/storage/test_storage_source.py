@@ -6,8 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
+from sm_profiler.config.launched import Launched
+from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
+from sm_profiler.launch import agent_environment
 from sm_profiler.report.recordings import holds_only_traces
 from sm_profiler.source import open_source
 from sm_profiler.source.cache import wait_for_copies
@@ -251,6 +254,33 @@ def test_a_job_without_a_network_has_its_profile_where_the_service_stored_it():
         profiler_output("resnet-7", client=Jobs(job))
     managed = {**synced, "ProfilerConfig": {"S3OutputPath": "s3://jobs/team"}}
     assert profiler_output("resnet-7", client=Jobs(managed)).startswith("s3://jobs/team/")
+    profile = ProfilerConfig(framework_profile_params=FrameworkProfile())
+    alone = agent_environment(profile, network_isolation=True)  # without checkpoint_path
+    with pytest.raises(
+        SourceError, match=r"the folder sm-profiler in s3://jobs/models/resnet-7/output/output\.tar\.gz"
+    ):
+        profiler_output("resnet-7", client=Jobs({**synced, "Environment": alone}))
+
+
+def test_a_job_without_a_network_whose_environment_was_made_without_that_has_no_archive():
+    """Its LocalPath is not stored; an endpoint that does not isolate its jobs has the uploads."""
+    profile = ProfilerConfig(framework_profile_params=FrameworkProfile())
+    job = {
+        "EnableNetworkIsolation": True,
+        "TrainingJobStatus": "Completed",
+        "Environment": agent_environment(profile, s3_output_path="s3://jobs/team"),
+        "OutputDataConfig": {"S3OutputPath": "s3://jobs/models"},
+    }
+    assert profiler_output("resnet-7", client=Jobs(job)) == "s3://jobs/team/resnet-7/profiler-output"
+    why, advice = Launched.of(job).why_no_profile()
+    assert why == "its container had no network, and what was recorded in /opt/ml/output/profiler is lost with it"
+    assert "agent_environment(…, network_isolation=True)" in advice
+    kept = agent_environment(ProfilerConfig(framework_profile_params=FrameworkProfile(local_path="/tmp/mine")))
+    with pytest.raises(SourceError, match="what was recorded in /tmp/mine is lost with it"):
+        profiler_output("resnet-7", client=Jobs({**job, "Environment": kept}))
+
+
+def test_unknown_jobs_are_named():
     for call in (lambda: describe("no-such-job"), lambda: open_source("no-such-job")):
         with pytest.raises(SourceError, match="no-such-job") as caught:
             call()
