@@ -9,7 +9,6 @@ import attrs
 from markupsafe import Markup
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Location
 from sm_profiler.formats.event_names import CELL
@@ -100,8 +99,8 @@ def part_of(finding: Finding, location: Location) -> str:
         Class.INCONCLUSIVE: "time before the first step",
         Class.BALANCED: "time outside the phases",
     }  # which name no loss
-    few = f", in {plural(location.samples, 'sample')}" if 0 < location.samples < limits.SAMPLES else ""
-    return f"{percent(location.share)} of the {of.get(finding.kind, 'lost time')}{few}"
+    seen = f", in {plural(location.samples, 'sample')}" if location.samples else ""
+    return f"{percent(location.share)} of the {of.get(finding.kind, 'lost time')}{seen}"
 
 
 def graphs(samples: Samples, inside: Samples | None = None) -> list[Graph]:

@@ -85,7 +85,7 @@ def test_the_terminal_names_the_two_most_expensive_lines():
     first, source, second = (
         shown.index(text)
         for text in (
-            "  data.py:83 in collate \N{EM DASH} 67 % of the lost time\n",
+            "  data.py:83 in collate \N{EM DASH} 67 % of the lost time, in 60 samples\n",
             "\n      source of line 83\n",
             "\n  train.py:40 in main",
         )

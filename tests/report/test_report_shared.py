@@ -340,7 +340,7 @@ def test_the_next_step_follows_the_gain_and_no_line_is_in_a_module():
     report = report_of(context.metrics, decide(context), {}, source="/data")
     lines = terminal_summary(report, width=100).splitlines()
     gain = next(number for number, line in enumerate(lines) if "times as fast" in line)
-    assert lines[gain - 2] == "  train.py:31 \N{EM DASH} 100 % of the lost time"
+    assert lines[gain - 2] == "  train.py:31 \N{EM DASH} 100 % of the lost time, in 90 samples"
     assert lines[gain + 1].startswith("  Next: Look at train.py:31 first.")
     page = render_html(report)
     assert page.index("times as fast") < page.index("Next step") < page.index("Evidence")
