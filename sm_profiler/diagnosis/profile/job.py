@@ -736,7 +736,7 @@ def _ended_in_wait(case: Case, wait: LastWait) -> Found:
         "ended": ENDED.get(metrics.ending.state, "was stopped"),
         "at": f"{line.file.rpartition('/')[2]}:{line.line}{function}" if line is not None else "",
         "time": duration(wait.seconds),
-        "times": f"{wait.seconds / max(wait.usual, 1e-6):,.0f}",
+        "usual": duration(wait.usual),
         "after": plural(wait.steps, "training step"),
         "seconds": f"{HANG_SECONDS.default:.0f}",
         "over": "" if wait.in_loop else FRAGMENTS["loop_over"],
