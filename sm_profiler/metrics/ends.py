@@ -110,6 +110,8 @@ class RankEnd:
     def _what(self) -> str:
         if self.state == OUT_OF_MEMORY and self.error:
             return "ran out of memory"
+        if self.state == KILLED and self.exit_code is None:
+            return "was ended by a signal"  # SIGKILL, or one of native code that aborts
         if self.state in {KILLED, OUT_OF_MEMORY}:
             return "was killed"
         if self.exit_code and not self.error:

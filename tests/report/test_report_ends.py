@@ -154,7 +154,7 @@ def two_ranks(*metadata, steps=(150, 151), seconds=(1.5, 4.0)):
     [
         (record(1, "crashed", 2.5, 150, "ValueError: x"), "After 150 training steps, algo-1-1 failed: ValueError: x."),
         (record(1, "crashed", 2.5, 150, end_code=3), "After 150 training steps, algo-1-1 ended with exit code 3."),
-        (record(1, "killed", 2.5), "After at least 150 training steps, algo-1-1 was killed."),
+        (record(1, "killed", 2.5), "After at least 150 training steps, algo-1-1 was ended by a signal."),
         (record(1, "out_of_memory", 2.5), "After at least 150 training steps, algo-1-1 was killed because memory ran out."),
     ],
 )  # fmt: skip
@@ -286,7 +286,7 @@ def test_a_job_without_a_step_has_the_line_that_its_samples_show():
     row = sampled(("start", False, 8.0, 30))
     main = report_from([row], SAMPLES, facts=of_run("stopped", 143)).verdict.main
     assert (main.kind, main.where[0].line) == (Class.INCONCLUSIVE, 30)
-    assert part_of(main, main.where[0]) == "100 % of the time before the first step"
+    assert part_of(main, main.where[0]) == "100 % of the time before the first step, in 120 samples"
 
 
 def test_a_run_without_training_steps():

@@ -160,7 +160,7 @@ def ended(frames, phase="end", *, end="stopped", seconds=30.0, cores=0.01, run="
 
 
 @pytest.mark.parametrize(
-    ("end", "run", "how"), [("stopped", "stopped", "was stopped"), ("killed", "killed", "was killed"), ("crashed", "crashed", "failed")]
+    ("end", "run", "how"), [("stopped", "stopped", "was stopped"), ("killed", "killed", "was ended by a signal"), ("crashed", "crashed", "failed")]
 )  # fmt: skip
 def test_a_training_that_is_ended_while_it_waits_is_not_idle(end, run, how):
     """The 40 s that a training had waited for its next batch were called idle time after its end."""
