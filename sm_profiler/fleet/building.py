@@ -115,7 +115,7 @@ def build_fleet(
     run.finish()
     once = _once(run.rows)
     missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
-    if since is not None and any(job.started is None for job in missing):
+    if since is not None and any(job.started is None and not job.error for job in missing):
         raise ConfigError("--since needs the column Start in the list of jobs")
     once += missing
     shown_jobs = [row for row in once if _is_shown(row, since, tags)]

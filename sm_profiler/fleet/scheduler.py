@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
+from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, safe_sentence, stem_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import ended_by
 
@@ -32,7 +32,7 @@ _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without 
 def read_listed(text: str) -> list[FleetJob]:
     """Read a list of jobs, with `|` or commas between its columns and their names in the first line.
 
-    Jobs that never ran and the steps of jobs are left out.
+    Jobs that never ran and the steps of jobs are left out. A job whose row cannot be read has the reason in its `error`.
 
     Raises:
         ConfigError: it has no column of the jobs' numbers, or none of the time that they ran.
@@ -44,16 +44,30 @@ def read_listed(text: str) -> list[FleetJob]:
         rows, names = list(reader), {name.strip() for name in reader.fieldnames or ()}
     except csv.Error as error:
         raise ConfigError(f"the list of jobs cannot be read: {error}") from error
-    if not names & {"JobIDRaw", "JobID"} or "Elapsed" not in names:
-        raise ConfigError(f"the list of jobs lacks the columns JobIDRaw and Elapsed. To do: write it with {COMMAND}")
+    has = {"JobIDRaw": names & {"JobIDRaw", "JobID"}, "Elapsed": "Elapsed" in names}
+    if lacks := [name for name, there in has.items() if not there]:
+        noun = "column" if len(lacks) == 1 else "columns"
+        raise ConfigError(f"the list of jobs lacks the {noun} {' and '.join(lacks)}. To do: write it with {COMMAND}")
     found = (_job({(key or "").strip(): str(value or "").strip() for key, value in row.items()}) for row in rows)
     return [job for job in found if job is not None]
 
 
 def _job(row: Mapping[str, str]) -> FleetJob | None:
     number, elapsed = row.get("JobIDRaw") or row.get("JobID", ""), _ELAPSED.fullmatch(row["Elapsed"])
-    if not number or "." in number or not elapsed:
+    if "." in number:
         return None
+    if not number or not elapsed:
+        wrong = f"its Elapsed is {row['Elapsed']!r}" if number else "it has no number"
+        return FleetJob(
+            f"slurm-{safe_name(number) or 'unknown'}",
+            error=safe_sentence(f"its row in the list of jobs cannot be read: {wrong}"),
+            started=_time(row.get("Start", "")),
+            user=safe_name(row.get("User", "")),
+            account=safe_name(row.get("Account", "")),
+            job_name=safe_name(row.get("JobName", "")),
+            job_id=safe_name(number),
+            listed_only=True,
+        )
     days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
     ran = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if ran <= 0:

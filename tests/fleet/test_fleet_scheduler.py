@@ -122,12 +122,29 @@ def test_jobs_without_a_profile_are_not_covered(profiles):
 
 
 def test_a_list_must_have_its_columns_and_for_a_choice_by_time_the_start(profiles):
-    with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
+    with pytest.raises(ConfigError, match=r"the column Elapsed\."):
         read_listed("JobID|State\n1|COMPLETED\n")
+    with pytest.raises(ConfigError, match=r"the column JobIDRaw\."):
+        read_listed("Elapsed|State\n02:30|COMPLETED\n")
     with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
         read_listed("JobIDRaw,Elapsed|State\n1,02:30|COMPLETED\n")
     with pytest.raises(ConfigError, match="column Start"):
         build_fleet([str(profiles)], since=1.0, listed=read_listed("JobIDRaw|Elapsed\n7|02:30\n"), progress=False)
+
+
+def test_a_row_that_cannot_be_read_is_counted(profiles):
+    """It was left out without a word."""
+    rows = "1001||0\n3005|garbage|u2\n3006|01:00:00|u2\n|01:00:00|u3\n3005.batch|garbage|\n"
+    fleet = build_fleet([str(profiles)], listed=read_listed(f"JobIDRaw|Elapsed|User\n{rows}"), progress=False)
+    errors = {job.name: job.error for job in fleet.jobs if job.error}
+    assert errors == {
+        "slurm-3005": "its row in the list of jobs cannot be read: its Elapsed is 'garbage'",
+        "slurm-unknown": "its row in the list of jobs cannot be read: it has no number",
+    }
+    assert (fleet.totals.jobs, fleet.totals.judged, fleet.totals.unreadable) == (5, 2, 2)
+    assert fleet.totals.coverage == pytest.approx(2 / 3 * 3 / 5)  # those of unknown length are average ones
+    assert "2 could not be read: slurm-" in summary(fleet)
+    assert "garbage" in render_html(fleet)
 
 
 def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_path, capsys):
