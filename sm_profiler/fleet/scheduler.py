@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
+import attrs
+
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, safe_sentence, stem_of
 from sm_profiler.fleet.model import FleetJob
@@ -17,6 +19,7 @@ from sm_profiler.fleet.rows import ended_by
 
 COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES"
 BILLED_BY = "scheduler"
+OWNER = ("user", "account", "job_name", "job_id")
 _ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
 NO_MEMORY = "OUT_OF_MEMORY"
 _STATUS = {  # a time limit stops a job, as it does on the service
@@ -114,6 +117,15 @@ def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> 
     return [job for job in listed if job.job_id not in known]
 
 
+def with_owners(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the jobs with the owners and names that the list has and their profiles lack."""
+    rows = []
+    for row, job in zip(found, _listed_as(found, listed), strict=True):
+        known = {} if job is None else {name: getattr(row, name) or getattr(job, name) for name in OWNER}
+        rows.append(attrs.evolve(row, **known))
+    return rows
+
+
 def with_states(
     found: Sequence[FleetJob], listed: Sequence[FleetJob]
 ) -> tuple[list[FleetJob], list[tuple[FleetJob, FleetJob]]]:
@@ -123,8 +135,7 @@ def with_states(
     script that went on after its training had failed. So the worse end counts. Of several trainings of a job, those that
     ended by themselves keep their ends.
     """
-    known = {job.job_id: job for job in listed}
-    jobs = [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
+    jobs = _listed_as(found, listed)
     several = Counter(job.job_id for job in jobs if job is not None)
     rows, disputed = [], []
     for row, job in zip(found, jobs, strict=True):
@@ -136,6 +147,12 @@ def with_states(
         if ended and job.status not in _WORSE[:2] and (row.status == "Completed") != (job.status == "Completed"):
             disputed.append((row, job))
     return rows, disputed
+
+
+def _listed_as(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob | None]:
+    """Return what each job is in the scheduler's list; None if it is not there."""
+    known = {job.job_id: job for job in listed}
+    return [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
 
 
 def _numbers(job: FleetJob) -> set[str]:

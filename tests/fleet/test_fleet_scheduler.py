@@ -147,6 +147,25 @@ def test_a_row_that_cannot_be_read_is_counted(profiles):
     assert "garbage" in render_html(fleet)
 
 
+def test_the_list_has_the_owners_that_profiles_lack(profiles):
+    """They were "unknown", and a choice by account lost them."""
+    listed = read_listed(LIST.replace("anna|nlp", "carl|audio").replace("vit|ben|vision", "vit||"))
+    for folder in (profiles / "own", profiles / "slurm-1003"):
+        folder.mkdir()
+        report = report_json(folder.name, start=START_S + 9, identity={"user": "anna", "job_id": "1001"})
+        (folder / "report.json").write_text(json.dumps(report if folder.name == "own" else report_json("slurm-1003")))
+    chosen = build_fleet([str(profiles)], listed=listed, tags={"account": "audio"}, progress=False).jobs
+    assert {(job.name, job.user, job.job_name, job.job_id) for job in chosen} == {
+        ("slurm-1001", "carl", "bert", "1001"),
+        ("bert-run", "carl", "bert", "1002"),
+        ("own", "anna", "bert", "1001"),  # what the profile has stays
+    }
+    (group,) = (
+        one for one in build_fleet([str(profiles)], listed=listed).groups if (one.key, one.value) == ("user", "")
+    )
+    assert group.sums.jobs == 1
+
+
 def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_path, capsys):
     listed = tmp_path / "sacct.txt"
     listed.write_text(LIST)
