@@ -117,13 +117,19 @@ def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> 
     return [job for job in listed if job.job_id not in known]
 
 
-def with_owners(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
-    """Return the jobs with the owners and names that the list has and their profiles lack."""
-    rows = []
-    for row, job in zip(found, _listed_as(found, listed), strict=True):
-        known = {} if job is None else {name: getattr(row, name) or getattr(job, name) for name in OWNER}
-        rows.append(attrs.evolve(row, **known))
-    return rows
+def completed_by(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the jobs with the owners, names and GPUs that the list has and their profiles lack."""
+    return [
+        row if job is None else _completed(row, job) for row, job in zip(found, _listed_as(found, listed), strict=True)
+    ]
+
+
+def _completed(row: FleetJob, job: FleetJob) -> FleetJob:
+    row = attrs.evolve(row, **{name: getattr(row, name) or getattr(job, name) for name in OWNER})
+    if row.gpus or not job.gpus:
+        return row
+    gpus = round(job.gpus / job.instances * row.instances)  # of a training on a part of its nodes, that part
+    return attrs.evolve(row, gpus=gpus, gpu_hours=None if row.billable_s is None else gpus * row.billable_s / 3600)
 
 
 def with_states(

@@ -58,6 +58,20 @@ def test_the_gpus_of_a_job_without_a_profile_have_their_price(allocated, gpus, t
     assert job.bill_usd == (64.0 if gpus else None)
 
 
+@pytest.mark.parametrize(("recorded", "nodes", "gpus"), [(0, 2, 16), (0, 1, 8), (1, 2, 1)])
+def test_a_profile_without_gpus_has_those_of_the_list(recorded, nodes, gpus, tmp_path):
+    """It had no bill, and its GPUs no hours, although the list has how many it was allocated."""
+    report = report_json("slurm-7", hosts=("a", "b")[:nodes], start=START_S, instance_type="own")
+    report["job"]["gpus"] = report["job"]["gpus"][:recorded]
+    (folder := tmp_path / "slurm-7").mkdir()
+    (folder / "report.json").write_text(json.dumps(report))
+    listed = read_listed("JobIDRaw|Elapsed|NNodes|AllocTRES\n7|02:00:00|2|gres/gpu=16\n")
+    fleet = build_fleet([str(tmp_path)], listed=listed, prices={"*": {"gpu_hour": 2.0}}, progress=False)
+    (job,) = fleet.jobs
+    assert (job.gpus, job.gpu_hours, job.bill_usd) == (gpus, gpus, 2.0 * gpus)
+    assert not fleet.notes
+
+
 def test_jobs_without_a_price_are_not_free(tmp_path):
     """A user with most of the machine time was shown with $0, and 1 job's price as that of all."""
     for number, failed in ((1001, False), (1002, True)):
