@@ -121,8 +121,9 @@ def run_fleet(options: Namespace) -> int:
         index=open_storage(options.index or options.out),
         prices=prices,
     )
-    write_fleet(fleet, options.out)
-    say(f"{printable(options.out.rstrip('/'))}/{HTML}")
+    if fleet.found:
+        write_fleet(fleet, options.out)
+        say(f"{printable(options.out.rstrip('/'))}/{HTML}")
     print(summary(fleet, options.group_by or (), first_lines(fleet)), flush=True)
     if not fleet.totals.jobs:
         checks = [

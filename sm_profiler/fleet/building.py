@@ -38,7 +38,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
-from sm_profiler.fleet.scheduler import with_states, without_profile
+from sm_profiler.fleet.scheduler import completed_by, with_states, without_profile
 from sm_profiler.fleet.wording import hours
 from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
@@ -113,9 +113,9 @@ def build_fleet(
         run.save()
         raise
     run.finish()
-    once = _once(run.rows)
+    once = completed_by(_once(run.rows), listed or ())
     missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
-    if since is not None and any(job.started is None for job in missing):
+    if since is not None and any(job.started is None and not job.error for job in missing):
         raise ConfigError("--since needs the column Start in the list of jobs")
     once += missing
     shown_jobs = [row for row in once if _is_shown(row, since, tags)]

@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
+import attrs
+
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, stem_of
+from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, safe_sentence, stem_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import ended_by
 
 COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES"
 BILLED_BY = "scheduler"
+OWNER = ("user", "account", "job_name", "job_id")
 _ELAPSED = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]+)?")
 NO_MEMORY = "OUT_OF_MEMORY"
 _STATUS = {  # a time limit stops a job, as it does on the service
@@ -32,7 +35,7 @@ _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without 
 def read_listed(text: str) -> list[FleetJob]:
     """Read a list of jobs, with `|` or commas between its columns and their names in the first line.
 
-    Jobs that never ran and the steps of jobs are left out.
+    Jobs that never ran and the steps of jobs are left out. A job whose row cannot be read has the reason in its `error`.
 
     Raises:
         ConfigError: it has no column of the jobs' numbers, or none of the time that they ran.
@@ -44,16 +47,30 @@ def read_listed(text: str) -> list[FleetJob]:
         rows, names = list(reader), {name.strip() for name in reader.fieldnames or ()}
     except csv.Error as error:
         raise ConfigError(f"the list of jobs cannot be read: {error}") from error
-    if not names & {"JobIDRaw", "JobID"} or "Elapsed" not in names:
-        raise ConfigError(f"the list of jobs lacks the columns JobIDRaw and Elapsed. To do: write it with {COMMAND}")
+    has = {"JobIDRaw": names & {"JobIDRaw", "JobID"}, "Elapsed": "Elapsed" in names}
+    if lacks := [name for name, there in has.items() if not there]:
+        noun = "column" if len(lacks) == 1 else "columns"
+        raise ConfigError(f"the list of jobs lacks the {noun} {' and '.join(lacks)}. To do: write it with {COMMAND}")
     found = (_job({(key or "").strip(): str(value or "").strip() for key, value in row.items()}) for row in rows)
     return [job for job in found if job is not None]
 
 
 def _job(row: Mapping[str, str]) -> FleetJob | None:
     number, elapsed = row.get("JobIDRaw") or row.get("JobID", ""), _ELAPSED.fullmatch(row["Elapsed"])
-    if not number or "." in number or not elapsed:
+    if "." in number:
         return None
+    if not number or not elapsed:
+        wrong = f"its Elapsed is {row['Elapsed']!r}" if number else "it has no number"
+        return FleetJob(
+            f"slurm-{safe_name(number) or 'unknown'}",
+            error=safe_sentence(f"its row in the list of jobs cannot be read: {wrong}"),
+            started=_time(row.get("Start", "")),
+            user=safe_name(row.get("User", "")),
+            account=safe_name(row.get("Account", "")),
+            job_name=safe_name(row.get("JobName", "")),
+            job_id=safe_name(number),
+            listed_only=True,
+        )
     days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
     ran = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if ran <= 0:
@@ -100,6 +117,21 @@ def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> 
     return [job for job in listed if job.job_id not in known]
 
 
+def completed_by(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the jobs with the owners, names and GPUs that the list has and their profiles lack."""
+    return [
+        row if job is None else _completed(row, job) for row, job in zip(found, _listed_as(found, listed), strict=True)
+    ]
+
+
+def _completed(row: FleetJob, job: FleetJob) -> FleetJob:
+    row = attrs.evolve(row, **{name: getattr(row, name) or getattr(job, name) for name in OWNER})
+    if row.gpus or not job.gpus:
+        return row
+    gpus = round(job.gpus / job.instances * row.instances)  # of a training on a part of its nodes, that part
+    return attrs.evolve(row, gpus=gpus, gpu_hours=None if row.billable_s is None else gpus * row.billable_s / 3600)
+
+
 def with_states(
     found: Sequence[FleetJob], listed: Sequence[FleetJob]
 ) -> tuple[list[FleetJob], list[tuple[FleetJob, FleetJob]]]:
@@ -109,8 +141,7 @@ def with_states(
     script that went on after its training had failed. So the worse end counts. Of several trainings of a job, those that
     ended by themselves keep their ends.
     """
-    known = {job.job_id: job for job in listed}
-    jobs = [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
+    jobs = _listed_as(found, listed)
     several = Counter(job.job_id for job in jobs if job is not None)
     rows, disputed = [], []
     for row, job in zip(found, jobs, strict=True):
@@ -122,6 +153,12 @@ def with_states(
         if ended and job.status not in _WORSE[:2] and (row.status == "Completed") != (job.status == "Completed"):
             disputed.append((row, job))
     return rows, disputed
+
+
+def _listed_as(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob | None]:
+    """Return what each job is in the scheduler's list; None if it is not there."""
+    known = {job.job_id: job for job in listed}
+    return [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
 
 
 def _numbers(job: FleetJob) -> set[str]:

@@ -343,6 +343,7 @@ def test_a_condition_without_anything_to_check_is_not_kept(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     command = ["fleet", "jobs", "--prices", "prices.json", "--fail-on", text]
     assert main(command) == codes[0]
+    assert not (tmp_path / "fleet-report").exists()  # a report of nothing
     assert "there are no jobs to check" in capsys.readouterr().err
     (tmp_path / "jobs/a").mkdir()
     (tmp_path / "jobs/a/job.json").write_text(json.dumps(description("a", billable=3600, training=3600)))

@@ -58,6 +58,20 @@ def test_the_gpus_of_a_job_without_a_profile_have_their_price(allocated, gpus, t
     assert job.bill_usd == (64.0 if gpus else None)
 
 
+@pytest.mark.parametrize(("recorded", "nodes", "gpus"), [(0, 2, 16), (0, 1, 8), (1, 2, 1)])
+def test_a_profile_without_gpus_has_those_of_the_list(recorded, nodes, gpus, tmp_path):
+    """It had no bill, and its GPUs no hours, although the list has how many it was allocated."""
+    report = report_json("slurm-7", hosts=("a", "b")[:nodes], start=START_S, instance_type="own")
+    report["job"]["gpus"] = report["job"]["gpus"][:recorded]
+    (folder := tmp_path / "slurm-7").mkdir()
+    (folder / "report.json").write_text(json.dumps(report))
+    listed = read_listed("JobIDRaw|Elapsed|NNodes|AllocTRES\n7|02:00:00|2|gres/gpu=16\n")
+    fleet = build_fleet([str(tmp_path)], listed=listed, prices={"*": {"gpu_hour": 2.0}}, progress=False)
+    (job,) = fleet.jobs
+    assert (job.gpus, job.gpu_hours, job.bill_usd) == (gpus, gpus, 2.0 * gpus)
+    assert not fleet.notes
+
+
 def test_jobs_without_a_price_are_not_free(tmp_path):
     """A user with most of the machine time was shown with $0, and 1 job's price as that of all."""
     for number, failed in ((1001, False), (1002, True)):
@@ -122,12 +136,48 @@ def test_jobs_without_a_profile_are_not_covered(profiles):
 
 
 def test_a_list_must_have_its_columns_and_for_a_choice_by_time_the_start(profiles):
-    with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
+    with pytest.raises(ConfigError, match=r"the column Elapsed\."):
         read_listed("JobID|State\n1|COMPLETED\n")
+    with pytest.raises(ConfigError, match=r"the column JobIDRaw\."):
+        read_listed("Elapsed|State\n02:30|COMPLETED\n")
     with pytest.raises(ConfigError, match="JobIDRaw and Elapsed"):
         read_listed("JobIDRaw,Elapsed|State\n1,02:30|COMPLETED\n")
     with pytest.raises(ConfigError, match="column Start"):
         build_fleet([str(profiles)], since=1.0, listed=read_listed("JobIDRaw|Elapsed\n7|02:30\n"), progress=False)
+
+
+def test_a_row_that_cannot_be_read_is_counted(profiles):
+    """It was left out without a word."""
+    rows = "1001||0\n3005|garbage|u2\n3006|01:00:00|u2\n|01:00:00|u3\n3005.batch|garbage|\n"
+    fleet = build_fleet([str(profiles)], listed=read_listed(f"JobIDRaw|Elapsed|User\n{rows}"), progress=False)
+    errors = {job.name: job.error for job in fleet.jobs if job.error}
+    assert errors == {
+        "slurm-3005": "its row in the list of jobs cannot be read: its Elapsed is 'garbage'",
+        "slurm-unknown": "its row in the list of jobs cannot be read: it has no number",
+    }
+    assert (fleet.totals.jobs, fleet.totals.judged, fleet.totals.unreadable) == (5, 2, 2)
+    assert fleet.totals.coverage == pytest.approx(2 / 3 * 3 / 5)  # those of unknown length are average ones
+    assert "2 could not be read: slurm-" in summary(fleet)
+    assert "garbage" in render_html(fleet)
+
+
+def test_the_list_has_the_owners_that_profiles_lack(profiles):
+    """They were "unknown", and a choice by account lost them."""
+    listed = read_listed(LIST.replace("anna|nlp", "carl|audio").replace("vit|ben|vision", "vit||"))
+    for folder in (profiles / "own", profiles / "slurm-1003"):
+        folder.mkdir()
+        report = report_json(folder.name, start=START_S + 9, identity={"user": "anna", "job_id": "1001"})
+        (folder / "report.json").write_text(json.dumps(report if folder.name == "own" else report_json("slurm-1003")))
+    chosen = build_fleet([str(profiles)], listed=listed, tags={"account": "audio"}, progress=False).jobs
+    assert {(job.name, job.user, job.job_name, job.job_id) for job in chosen} == {
+        ("slurm-1001", "carl", "bert", "1001"),
+        ("bert-run", "carl", "bert", "1002"),
+        ("own", "anna", "bert", "1001"),  # what the profile has stays
+    }
+    (group,) = (
+        one for one in build_fleet([str(profiles)], listed=listed).groups if (one.key, one.value) == ("user", "")
+    )
+    assert group.sums.jobs == 1
 
 
 def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_path, capsys):
