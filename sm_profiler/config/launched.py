@@ -189,11 +189,12 @@ class Launched:
             "launch with attach(…), or with agent_environment(…, network_isolation=True)",
         )
 
-    def why_no_steps(self, recorded_s: float = math.inf) -> tuple[str, str]:
+    def why_no_steps(self, recorded_s: float = math.inf, *, exited: bool = False) -> tuple[str, str]:
         """Return why a job with system metrics has no steps, and what to do, each a sentence.
 
         Args:
             recorded_s: how long the job has been recorded so far.
+            exited: its script failed by itself, and has closed its files.
         """
         config = self._config
         if not self.hook:
@@ -210,6 +211,11 @@ class Launched:
             )
         if self.running and recorded_s < BEGINNING_S + self.rotate_close_s:
             return "No trace file is stored yet.", next_file(self.rotate_close_s)
+        if exited:
+            return (
+                "The script failed before its first step.",
+                f"Correct the error that ended it, which the job's log has. If it had made steps: {self._no_known_step}",
+            )
         if self.status in CUT_SHORT:
             return (
                 (
