@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ CUT_SHORT = ("Stopped", "Failed")
 MAX_SHOWN = 160  # characters of a job's environment in a message
 LINE_BEGINNING, LINE_END = 60, 200  # characters of a line of its log, which ends with the reason of a failure
 SHOWN_LINES = 2  # the first ones; the last one follows
+_UNWRITABLE = "the profile cannot be written"
+_DECISIVE = re.compile(  # lines that state why there is no profile, among those of all that was reported
+    rf"{_UNWRITABLE}|no uploads|uploads are off|upload failed|not be uploaded|hook is off|nothing is recorded|monitor ended"
+)
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
@@ -147,8 +152,13 @@ class Launched:
             )
         if self.running and not why.startswith(("the profiler was", "uploads", "the hook")):
             return "nothing is stored yet", "the first files take about a minute; --follow waits for them"
+        if self._config is not None and any(_UNWRITABLE in line for line in log):
+            advice = (
+                f"name another folder as LocalPath, or none: {_short(self._config.local_path)} cannot be written to"
+            )
         if log:
-            shown = [*log[:SHOWN_LINES], *log[SHOWN_LINES:][-1:]]
+            decisive = [line for line in log if _DECISIVE.search(line)] or log
+            shown = [*decisive[:SHOWN_LINES], *decisive[SHOWN_LINES:][-1:]]
             return f"{why}; its log has: {' | '.join(map(_line, shown))}", advice
         return why, advice
 
@@ -189,11 +199,12 @@ class Launched:
             "launch with attach(…), or with agent_environment(…, network_isolation=True)",
         )
 
-    def why_no_steps(self, recorded_s: float = math.inf) -> tuple[str, str]:
+    def why_no_steps(self, recorded_s: float = math.inf, *, exited: bool = False) -> tuple[str, str]:
         """Return why a job with system metrics has no steps, and what to do, each a sentence.
 
         Args:
             recorded_s: how long the job has been recorded so far.
+            exited: its script failed by itself, and has closed its files.
         """
         config = self._config
         if not self.hook:
@@ -210,6 +221,11 @@ class Launched:
             )
         if self.running and recorded_s < BEGINNING_S + self.rotate_close_s:
             return "No trace file is stored yet.", next_file(self.rotate_close_s)
+        if exited:
+            return (
+                "The script failed before its first step.",
+                f"Correct the error that ended it, which the job's log has. If it had made steps: {self._no_known_step}",
+            )
         if self.status in CUT_SHORT:
             return (
                 (

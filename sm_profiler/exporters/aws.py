@@ -43,11 +43,16 @@ UNITS = {
 }  # fmt: skip
 
 
-def request(call: Callable[..., Any], **parameters: Any) -> Any:
+def request(place: str, call: Callable[..., Any], **parameters: Any) -> Any:
+    """Return the answer to a request.
+
+    Raises:
+        SourceError: it failed; the message begins with the destination.
+    """
     try:
         return within(REQUEST_S, partial(call, **parameters))
     except REQUEST_ERRORS as error:
-        raise SourceError(f"{call.__name__}: {reason_of(error)}") from error
+        raise SourceError(f"{place}: {call.__name__}: {reason_of(error)}") from error
 
 
 @attrs.define(eq=False)
@@ -67,7 +72,7 @@ class Topic:
         if self.arn.endswith(".fifo"):
             extra = {"MessageGroupId": "sm-profiler", "MessageDeduplicationId": key_of(report, self.arn)}
         request(
-            self.client.publish, TopicArn=self.arn, Subject=subject, Message=message.text,
+            f"sns:{self.arn}", self.client.publish, TopicArn=self.arn, Subject=subject, Message=message.text,
             MessageAttributes=attributes, **extra,
         )  # fmt: skip
         return f"the verdict to {self.arn.rpartition(':')[2]}"
@@ -93,10 +98,12 @@ class Bus:
             "Source": SOURCE, "DetailType": DETAIL_TYPE, "EventBusName": self.name,
             "Detail": json.dumps(message_of(report).detail, allow_nan=False),
         }  # fmt: skip
-        answer = request(self.client.put_events, Entries=[entry])
+        answer = request(f"eventbridge:{self.name}", self.client.put_events, Entries=[entry])
         if answer.get("FailedEntryCount"):
             failed = answer["Entries"][0]
-            raise SourceError(f"put_events: {failed.get('ErrorMessage') or failed.get('ErrorCode')}")
+            raise SourceError(
+                f"eventbridge:{self.name}: put_events: {failed.get('ErrorMessage') or failed.get('ErrorCode')}"
+            )
         return f"an event to {self.name}"
 
 
@@ -123,7 +130,7 @@ class Logs:
         events = [{"timestamp": now_ms, "message": json.dumps(event)} for event in documents(report, now_ms)]
         for first in range(0, len(events), _EVENTS):
             request(
-                self.client.put_log_events, logGroupName=self.group, logStreamName=stream,
+                f"cloudwatch:{self.group}", self.client.put_log_events, logGroupName=self.group, logStreamName=stream,
                 logEvents=events[first : first + _EVENTS],
             )  # fmt: skip
         return f"{len(events)} events with metrics to {self.group}"
@@ -134,7 +141,7 @@ class Logs:
         except self.client.exceptions.ResourceAlreadyExistsException:
             return
         except Exception:  # reported in one line
-            request(create, **parameters)
+            request(f"cloudwatch:{self.group}", create, **parameters)
 
 
 def documents(report: Report, now_ms: int) -> Iterator[dict[str, Any]]:

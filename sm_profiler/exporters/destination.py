@@ -22,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sm_profiler import plugins
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import first_sentences, shorten
@@ -257,8 +258,9 @@ def message_of(report: Report) -> Message:
             for finding in report.verdict.also[:MAX_ALSO]
         ],
     }
+    verdict = f"{main.label} ({main.confidence} confidence{', so far' if report.metrics.running else ''})"
     return Message(
-        f"{name}: {main.label} ({main.confidence} confidence{', so far' if report.metrics.running else ''})",
+        f"{name}: {'Failed' if ending.failed and main.kind is Class.INCONCLUSIVE else verdict}",
         tuple(renamed(printable(line))[:MAX_LINE] for line in lines if line),
         plain(detail),
     )

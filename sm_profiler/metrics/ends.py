@@ -215,6 +215,11 @@ class JobEnd:
         return self.state in FAILED
 
     @property
+    def exited(self) -> bool:
+        """True if the job failed by an exit code of its own: no signal ended its script, which has closed its files."""
+        return self.state == CRASHED and bool(self.exit_code) and not signal_name(self.exit_code)
+
+    @property
     def is_early(self) -> bool:
         """True if the job is over and did not reach its end by itself: it failed, or a signal or a limit stopped it."""
         return self.failed or self.state in {STOPPED, INTERRUPTED}

@@ -842,7 +842,7 @@ def _lifetimes(ranks: Sequence[Rank], metadata: Sequence[Mapping[str, Any]]) -> 
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
     """Return why a job without steps has none, "" if that is unknown, and what to do."""
     if metrics.description:
-        return Launched.of(metrics.description).why_no_steps(metrics.duration)
+        return Launched.of(metrics.description).why_no_steps(metrics.duration, exited=metrics.ending.exited)
     if metrics.running and metrics.duration < BEGINNING_S:
         return "", next_file(ROTATE_SECONDS.default)
     return "", (

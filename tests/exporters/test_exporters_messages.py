@@ -228,7 +228,7 @@ def test_each_request_to_aws_has_a_deadline(monkeypatch):
         over.wait()
 
     with pytest.raises(SourceError, match="no answer within"):
-        on_aws.request(publish)
+        on_aws.request("sns:x", publish)
     over.set()
 
 
@@ -263,8 +263,10 @@ def test_an_answer_that_is_no_answer_of_aws_is_one_line():
             "Unable to parse response, invalid XML received. Further retries:\nb'<html>...</html>'"
         )
 
-    with pytest.raises(SourceError, match=r"^publish: the answer is not one of AWS: the endpoint is another server"):
-        on_aws.request(publish)
+    with pytest.raises(
+        SourceError, match=r"^sns:x: publish: the answer is not one of AWS: the endpoint is another server"
+    ):
+        on_aws.request("sns:x", publish)
 
 
 def test_sns_gets_text_and_attributes(aws, report):
@@ -301,8 +303,15 @@ def test_eventbridge_rules_can_choose_by_class(aws, report):
 
 
 def test_a_bus_that_is_missing_is_one_line(aws, report):
-    with pytest.raises(SourceError, match=r"put_events|bus"):
+    with pytest.raises(SourceError, match=r"^eventbridge:missing: put_events: "):
         on_aws.open_bus("missing").send(report)
+
+
+def test_a_topic_that_is_missing_is_named(aws, report):
+    """It was “publish: Endpoint does not exist”, whichever of several destinations that was."""
+    topic = "arn:aws:sns:eu-west-1:123456789012:missing"
+    with pytest.raises(SourceError, match=f"^sns:{topic}: publish: "):
+        on_aws.open_topic(topic).send(report)
 
 
 def test_cloudwatch_events_are_in_the_embedded_metric_format(aws, report):

@@ -260,6 +260,29 @@ def test_a_failed_job_is_an_issue_however_fast_it_was():
     assert exit_code(report, Namespace(fail_on="issues")) == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "exited"),
+    [
+        ("AlgorithmError: ExecuteUserScriptError: ExitCode 2", True),  # of argparse
+        ("AlgorithmError: ExecuteUserScriptError: ExitCode -15", False),
+        ("InternalServerError", False),
+    ],
+)
+def test_a_training_job_whose_script_failed_before_its_first_step_was_not_too_short(reason, exited):
+    job = {
+        "TrainingJobStatus": "Failed", "FailureReason": reason, "Environment": {"SM_PROFILER_AUTO": "1"},
+        "ProfilerConfig": {"S3OutputPath": "s3://b", "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"}},
+    }  # fmt: skip
+    report = report_from((), SAMPLES, description=job)
+    main, [(_, not_judged), *_] = report.verdict.main, report.verdict.not_judged
+    assert ("The script failed before its first step." in main.headline) == exited
+    assert ("in a file that was still open" in main.headline) == (not exited)
+    for advice in (main.next_step, not_judged):
+        assert ("Correct the error that ended it" in advice) == exited
+        assert ("run longer" in advice) == (not exited)
+    assert message_of(report).title.endswith(": Failed")
+
+
 def test_steps_that_are_too_few_are_counted():
     main = report_from(training(20)).verdict.main
     assert main.kind is Class.INCONCLUSIVE

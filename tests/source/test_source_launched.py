@@ -103,6 +103,22 @@ def test_the_end_of_a_long_line_and_the_last_line_are_quoted():
     assert "sm-profiler: upload failed" in text
 
 
+def test_the_lines_that_state_the_reason_are_quoted_and_a_folder_that_cannot_be_written_is_the_advice():
+    """The advice was to check the installation, beside lines of no matter."""
+    logs = Logs([
+        "sm-profiler: requested, but not available in this version: horovod",
+        "sm-profiler: no system metrics and no uploads: /proc/nope: No such file or directory",
+        "sm-profiler: save_scalar: smdebug's calls that save tensors and scalars are accepted and do nothing",
+        "sm-profiler: the profile cannot be written, training continues: No such file or directory (/proc/nope)",
+        "sm-profiler: the profile ends incomplete: 296 events are lost",
+    ])  # fmt: skip
+    config = {**CONFIG, "ProfilingParameters": {"LocalPath": "/proc/nope"}}
+    text = missing_profile(agent(config), "job", ["s3://own/path"], client=logs)
+    assert "no uploads: /proc/nope: No such file or directory | sm-profiler: the profile cannot be written" in text
+    assert not any(other in text for other in ("horovod", "save_scalar", "incomplete", "sm-profiler[aws]"))
+    assert text.endswith("To do: name another folder as LocalPath, or none: /proc/nope cannot be written to.")
+
+
 def test_lines_of_other_jobs_are_not_quoted():
     """The local endpoint ignored the prefix: a job without a profile was explained by the uploads of another job."""
 
