@@ -220,7 +220,7 @@ ADVICE: Mapping[str, str] = {
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective in a branch that only some ranks take is the usual cause.",
     "hang_dead_thread": "Fix that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let producer threads pass their exceptions on, for example through the queue, and give waits a timeout.",
     # healthy, and open
-    "failed": "Correct what ended the job; the first line names it. Its speed:",
+    "failed": "Correct what ended the job; the first line names it. Its speed needs no repair.",
     "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "healthy": "Nothing needs repair. {threads}To go faster, try mixed precision, {compiler}a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "no_single_cause": "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer.",

@@ -389,7 +389,7 @@ def _healthy(case: Case) -> Finding | None:
             Evidence("mean GPU use in the loop", round(gpu, 1), limits.BUSY, unit="percent", held="good from")
         )
     failed = label == Class.BALANCED.label and case.metrics.ending.failed
-    advice, label = (f"{ADVICE['failed']} {advice}", BEFORE_FAILURE) if failed else (advice, label)
+    advice, label = (ADVICE["failed"], BEFORE_FAILURE) if failed else (advice, label)
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
