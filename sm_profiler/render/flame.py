@@ -95,10 +95,7 @@ def part_of(finding: Finding, location: Location) -> str:
         return "makes the batches"
     if location.share <= 0:
         return "defined here"
-    of = {
-        Class.INCONCLUSIVE: "time before the first step",
-        Class.BALANCED: "time outside the phases",
-    }  # which name no loss
+    of = {Class.INCONCLUSIVE: "time before the first step", Class.BALANCED: "time outside the phases"}
     seen = f", in {plural(location.samples, 'sample')}" if location.samples else ""
     return f"{percent(location.share)} of the {of.get(finding.kind, 'lost time')}{seen}"
 
