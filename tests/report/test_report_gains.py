@@ -546,8 +546,9 @@ def test_larger_batches_are_compared_by_sample():
         attrs.evolve(report, metrics=attrs.evolve(report.metrics, batch_size=size))
         for report, size in ((before, 8), (after, 256))
     ]
-    plain, by_sample = (compare(*pair).predictions[0].measured.value for pair in ((before, after), sized))
-    assert by_sample == pytest.approx(32 * plain)
+    assert not any(one.repaired for one in compare(before, after).predictions)  # by the step, it is slower
+    faster = after.metrics.steps_per_second / before.metrics.steps_per_second
+    assert compare(*sized).predictions[0].measured.value == pytest.approx(32 * faster, rel=0.01)
 
 
 def test_no_prediction_without_steps():
