@@ -303,7 +303,7 @@ def test_names_what_lies_beside_the_phases_if_nothing_leads():
     assert verdict.kind is Class.BALANCED
     assert "no single cause" in verdict.main.headline
     assert [one.source for one in verdict.main.where] == ["update_average(model)"]
-    assert part_of(verdict.main, verdict.main.where[0]) == "100 % of the time outside the phases"
+    assert part_of(verdict.main, verdict.main.where[0]) == "100 % of the time outside the phases, in 18 samples"
 
 
 def with_callbacks(steps, length, **more):
