@@ -33,14 +33,16 @@ def moved_up(file: int) -> int:
     return high
 
 
-def checked_regular(file: int, path: str | os.PathLike[str]) -> int:
-    """Return an open file, which was opened with `O_NOFOLLOW | O_NONBLOCK`; one that is not regular is closed.
+def open_descriptor(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file with flags of `os.open`; what is created is readable to all.
 
     Another user of a shared folder may have put a pipe, which blocks, or a link in place of a file.
 
     Raises:
         NotRegularError: it is no regular file.
+        OSError: it cannot be opened, or is a link.
     """
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))

@@ -8,7 +8,7 @@ from enum import Enum
 MOSTLY_IDLE = "GPU mostly idle"  # label of BALANCED if no cause is found, and the GPU is no sign of health
 NO_CAUSE = "No cause found"  # the same if some of the time is neither useful nor explained
 NOT_BEGUN = "The training did not begin"  # label of HANG before the first step
-BEFORE_FAILURE = "No bottleneck before it failed"  # the same if the job failed
+BEFORE_FAILURE = "No bottleneck before it failed"  # label of BALANCED if the job failed
 SHARED = "Machine shared with other processes"  # label of BALANCED if they hide any cause
 
 

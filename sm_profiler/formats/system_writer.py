@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import attrs
 
-from sm_profiler.descriptors import checked_regular, open_regular
+from sm_profiler.descriptors import open_descriptor, open_regular
 from sm_profiler.formats.layout import SYSTEM_FOLDER, TEMPORARY, SystemFile
 from sm_profiler.formats.trace_writer import quoted
 
@@ -110,8 +110,7 @@ class SystemWriter:
         self._minute = minute
         path = temporary_path(self.root, self.node, minute)
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._fd = checked_regular(os.open(path, flags, 0o644), path)
+        self._fd = open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def temporary_path(root: Path, node: str, minute: int) -> Path:

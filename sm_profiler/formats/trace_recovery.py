@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler._version import __version__
-from sm_profiler.descriptors import checked_regular, open_regular
+from sm_profiler.descriptors import open_descriptor, open_regular
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import EXIT_FOLDER, LOADING_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
@@ -276,7 +276,7 @@ def _claimed(path: Path, *, held: bool = False) -> Iterator[int]:
     Raises:
         OSError: another one is, or has finished it.
     """
-    fd = checked_regular(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), path)
+    fd = open_descriptor(path, os.O_RDWR)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

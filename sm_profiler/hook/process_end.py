@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from sm_profiler.descriptors import checked_regular, moved_up
+from sm_profiler.descriptors import moved_up, open_descriptor
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER, STOP_FOLDER
 from sm_profiler.formats.process_end import (
     COMPLETED,
@@ -252,10 +252,9 @@ class StopSignals(Collector):
         process["start_us"] = process["start_us"] or process["loaded_us"]
         self.exit()
         (root / folder).mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         for number in (signal.SIGTERM, signal.SIGHUP):
             path = root / folder / f"{source}_{os.getpid()}_{int(number)}"
-            file = os.fdopen(moved_up(checked_regular(os.open(path, flags, 0o644), path)), "wb", buffering=0)
+            file = os.fdopen(moved_up(open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)), "wb", buffering=0)
             self._files[number] = path, file
             file.write(json.dumps(process).encode() + b"\n")
         self._register(self._files)

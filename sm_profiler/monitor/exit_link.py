@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.descriptors import checked_regular, moved_up, open_regular
+from sm_profiler.descriptors import moved_up, open_descriptor, open_regular
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER
 
 WAIT_SECONDS = 15  # in `exit`, at most
@@ -70,8 +70,7 @@ class ExitLink:
         """Have `exit` write the code and wait for the monitor: its functions run in reverse order."""
         library = ctypes.CDLL(None)
         library.fdopen.restype = ctypes.c_void_p
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        file = moved_up(checked_regular(os.open(self.record, flags), self.record))
+        file = moved_up(open_descriptor(self.record, os.O_WRONLY | os.O_APPEND))
         self.socket.setblocking(True)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", WAIT_SECONDS, 0))
         waiting = ctypes.c_void_p(library.fdopen(moved_up(self.socket.detach()), b"r"))

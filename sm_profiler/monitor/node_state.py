@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_profiler.descriptors import checked_regular, open_regular
+from sm_profiler.descriptors import open_descriptor, open_regular
 from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM_FOLDER, TEMPORARY
 from sm_profiler.processes import PROC, start_time
 
@@ -129,8 +129,7 @@ class ProcessRegistry:
         """Add a process; with the identity of its machine, a reader there detects its end even if the monitor was killed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{pid}-{start_time(pid, self._proc)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(checked_regular(os.open(path, flags, 0o644), path), "w") as file:
+        with os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.truncate()
             file.write(host)
 
@@ -217,8 +216,7 @@ def _is_over_here(root: Path, node: str, host: str) -> bool:
 def _try_lock(path: Path) -> int | None:
     """Return an open file with an exclusive lock; None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = checked_regular(os.open(path, flags, 0o644), path)
+    fd = open_descriptor(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

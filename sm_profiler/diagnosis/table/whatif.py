@@ -300,10 +300,12 @@ def _meeting(keys: Sequence[str], tables: Sequence[Floats], *, staged: bool) -> 
     Ranks whose steps are equally long, though one works longer in all other activities, wait in this one: passes that
     exchange gradients hold the wait, too. Ranks of several pipeline stages differ in all of them.
     """
-    if len(tables[0]) < 2 or (staged and TRANSFER not in keys):
+    if len(tables[0]) < 2:
         return -1
     if TRANSFER in keys:
         return keys.index(TRANSFER)
+    if staged:
+        return -1
     length = np.sum(tables, axis=0).mean(axis=1)
     for name in _MEETINGS:
         if name in keys:
