@@ -368,8 +368,6 @@ def _healthy(case: Case) -> Finding | None:
     confidence = _confidence_in_health(case, unexplained)
     if (wanted := case.share_of(EVALUATION, SAVING)) * limits.MAJORITY >= limits.FLOOR:
         text, words = "healthy_evaluates", {**words, "computing": percent(computing), **_evaluating(case, wanted)}
-        if confidence == "high":
-            confidence = Confidence("medium", "how often it must evaluate is not known")
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
         where = lines_of_samples(case.metrics, other_code)
@@ -444,7 +442,7 @@ def _why_not_waiting(case: Case) -> str:
 
 
 def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
-    """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained.
+    """Return the confidence that nothing needs repair: never high, as the records do not show what the passes could leave out.
 
     Other programs that take the cores stretch what computes, and so hide what waits.
     """
@@ -455,14 +453,6 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         return Confidence("low", much)
     blind = not case.waits_known and not case.metrics.gpus and not any(rank.waits_seen for rank in case.ranks)
     others = case.shared_wait >= limits.FLOOR or largest_slowdown(case) is not None  # that is none of the script's
-    near = (
-        (case.wait, limits.HEALTHY),
-        (case.outside, limits.HEALTHY + limits.FLOOR),
-        (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
-        (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
-        (case.metrics.average_share("evaluation"), limits.HEALTHY + limits.FLOOR),
-        (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
-    )
     reasons = (
         (case.steps < limits.STEADY_STEPS, few_steps(case.steps)),
         (blind, "waits for data were not recorded"),
@@ -470,6 +460,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (unexplained >= limits.USUAL, much),
         (launches_unknown(case), "the cost of launches is unknown"),
         (case.gpu_mean is not None and case.gpu_mean < limits.BUSY, "the GPU is idle for a part of the time"),
-        (any(value >= limits.CLOSE * most for value, most in near), "a part of the loop is close to what is usual"),
     )
-    return next((Confidence("medium", text) for applies, text in reasons if applies), Confidence("high"))
+    evaluates = case.share_of(EVALUATION, SAVING) * limits.MAJORITY >= limits.FLOOR
+    unmeasured = "how often it must evaluate is not known" if evaluates else "how well the model computes was not measured"
+    return Confidence("medium", next((text for applies, text in reasons if applies), unmeasured))
