@@ -124,6 +124,17 @@ def test_the_lines_are_those_of_the_part_that_is_named(rows, named, line):
     assert start.gain.seconds.high > 10
 
 
+def test_the_lines_of_compiling_are_those_that_call_the_compiled_functions():
+    """JAX compiles in the first call, before any step begins, so that no sample of the first steps shows it."""
+    rows = training(1, at=3.0, forward=25.0) + training(600, at=28.1, number=1)
+    for line, start, length in ((40, 3.1, 20.0), (12, 2.0, 0.3)):
+        place = {"file": "train.py", "line": line, "function": "main"}
+        rows.append(("sm_profiler/compile", "update", start, length, "algo-1-0", -1, place))
+    found = judged(rows, process(2.0, started=0.5))
+    assert "most of the excess is compiling" in found.headline
+    assert [one.line for one in found.where] == [40, 12]
+
+
 def test_a_part_that_no_sample_saw_has_no_lines():
     found = judged(training(1000, at=4.0), process(3.0, started=0.6), transitions(Starting=200, Downloading=120))
     assert found.where == ()

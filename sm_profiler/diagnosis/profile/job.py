@@ -28,6 +28,7 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_samples,
 )
 from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.profile.occurrences import lines_of_records
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
@@ -51,6 +52,7 @@ from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Place, Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
+    COMPILING,
     IMPORTS,
     INSIDE_LOOP,
     StartPart,
@@ -177,6 +179,8 @@ def start(case: Case) -> Found | None:
 
 def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Location, ...]:
     """Return the lines of a part of the start, or of all of it."""
+    if part is not None and part.key == COMPILING:
+        return lines_of_records([one for one in metrics.recorded(Compile).longest if one.step < thresholds.WARM_UP_STEPS])
 
     def belongs(one: Sampled) -> bool:
         if one.phase not in {START, FIRST_STEPS} or part is None:
