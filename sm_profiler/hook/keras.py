@@ -740,7 +740,7 @@ class KerasAdapter(FrameworkAdapter):
         calls, slow_ns = self._loops.rest_begins() if self._loops is not None else ([], ENDLESS)
         results = () if self._waits else self._results
         self._waits = False
-        self._hidden = [*self.callbacks.in_rests, *results, begins, *calls]
+        self._hidden = [begins, *self.callbacks.in_rests, *results, *calls]  # a wrapper around another one before it
         light = self._light(rest, callbacks, ends.original, slow_ns)
         self._hidden.append(ends._replace(original=light))
         for replaced in self._hidden:
@@ -781,7 +781,7 @@ class KerasAdapter(FrameworkAdapter):
 
     def _awake(self) -> None:
         rest, self._rest = self._rest, None
-        for replaced in self._hidden:
+        for replaced in reversed(self._hidden):
             replaced.show()
         self._hidden = []
         if rest is not None:

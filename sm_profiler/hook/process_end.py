@@ -312,10 +312,15 @@ class _File:
         self.fileno, self.flush = file.fileno, file.flush
 
 
+@functools.cache
+def _c_library() -> ctypes.CDLL:  # opening it takes 0.1 ms, which each fork would pay several times
+    return ctypes.CDLL(None)
+
+
 def _handler_of(number: int) -> int:
     """Return the address of a signal's handler, with which C's `struct sigaction` begins; 0 for the default action."""
     action = ctypes.create_string_buffer(1024)
-    if ctypes.CDLL(None).sigaction(number, None, action) != 0:
+    if _c_library().sigaction(number, None, action) != 0:
         return -1
     return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
 
@@ -337,7 +342,7 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
     Raises:
         OSError: the folder cannot be written.
     """
-    library = ctypes.CDLL(None)
+    library = _c_library()
     try:
         on_exit, fputc = library.on_exit, library.fputc
     except AttributeError:  # another C library

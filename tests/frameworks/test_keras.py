@@ -131,6 +131,7 @@ def test_steps_between_those_whose_phases_are_recorded(tmp_path):
         (row["start"], row["start"] + row["dur"] / 1e6) for row in rows if row["phase"] == "Step:ModeKeys.TRAIN"
     )
     assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(steps))
+    assert end["wrapped"] == ["on_train_batch_end"]  # of the list's methods that Keras calls with each batch
     assert 60 < end["rested"] < sum(loop["expected"].get("TRAIN", 0) for loop in rested)
 
 

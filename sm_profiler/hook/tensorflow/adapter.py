@@ -247,11 +247,14 @@ class Loops:
     def rest_begins(self) -> tuple[list[Replaced], int]:
         """Return what is put back during a rest, and the nanoseconds from which `ran_unseen` is to be called of a step.
 
-        Such a step took so long that its function was compiled.  Nothing is put back if each call is to be seen.
+        Such a step took so long that XLA may have compiled a part of its function.  Nothing is put back if each call is to
+        be seen.
         """
         about = {} if self._latest is None else self._latest.__dict__
-        slow_ns = 0 if about.get("_jit_compile") else SLOWER * about.get(QUICKEST, 0)
-        return (self.wrappers, slow_ns) if slow_ns else ([], ENDLESS)
+        quickest = 0 if about.get("_jit_compile") else about.get(QUICKEST, 0)
+        if not quickest:
+            return [], ENDLESS
+        return self.wrappers, SLOWER * quickest if _uses_xla(self._latest) else ENDLESS
 
     def ran_unseen(self, start_ns: int, end_ns: int) -> None:
         """Inspect a step whose call was not reported."""
