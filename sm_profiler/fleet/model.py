@@ -18,6 +18,18 @@ LEAST_BILL_USD = 1.0
 STAGES = ("waiting", "image", "download", "starting", "training", "uploading")  # of a job, in time order
 
 
+def titled(name: str, job_name: str) -> str:
+    """Return a job's name, and what its launcher calls it, if that is another one."""
+    other = other_name(name, job_name)
+    return f"{name} ({other})" if other else name
+
+
+def other_name(name: str, job_name: str) -> str:
+    """Return what its launcher calls a job; "" if that is its name, or as `sm-profiler run` has it, with a number after it."""
+    base, _, number = job_name.rpartition("-")
+    return "" if job_name == name or (base == name and number.isdecimal()) else job_name
+
+
 @attrs.frozen
 class Loss:
     """Time and money that a job loses to one cause; those of a job do not overlap.
@@ -203,7 +215,7 @@ class FleetJob:
     @property
     def title(self) -> str:
         """Its name, and what its launcher calls it, if that is another one."""
-        return f"{self.name} ({self.job_name})" if self.job_name not in ("", self.name) else self.name
+        return titled(self.name, self.job_name)
 
     @property
     def instance_hours(self) -> float:

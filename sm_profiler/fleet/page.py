@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from sm_profiler.fleet.analysis import parts_of
 from sm_profiler.fleet.first import Step, common_steps, first_step
-from sm_profiler.fleet.model import Fleet, FleetJob, Group, Week
+from sm_profiler.fleet.model import Fleet, FleetJob, Group, Week, other_name
 from sm_profiler.fleet.wording import (
     STAGES,
     STATES,
@@ -552,7 +552,7 @@ def _percent(share: float | None) -> int | None:
 
 def _launched(job: FleetJob) -> str:
     """Return what its launcher calls a job, if that is another name."""
-    return "" if job.job_name == job.name else shorten(job.job_name, NAME)
+    return shorten(other_name(job.name, job.job_name), NAME)
 
 
 def _by(key: str) -> Column:

@@ -195,6 +195,7 @@ class Site:
             Route("/list", self.list_of_jobs),
             Route("/compare", self.compare),
             Route("/fleet", self.fleet),
+            Route("/fleet.json", self.fleet_json),
             Route("/jobs/{id}", self.job),
             Route("/jobs/{id}/updates", self.updates),
             Route("/jobs/{id}/report.json", self.report_json),
@@ -254,9 +255,11 @@ class Site:
     def _facts(self, job: Found) -> Facts:
         return (self.fleet_page.facts() or {}).get(job.id, Facts()).as_of(job)
 
-    def _end(self, job: Found) -> str:
-        """Return the end of a job by the account or the scheduler in a word; "" if they do not know it."""
-        return job.status or (self._facts(job).end if job.state == "ended" else "")
+    def _line(self, job: Found, snapshot: Snapshot) -> str:
+        """Return the state of a job, with the end that the account or the scheduler has, and the reason if its page lacks it."""
+        facts = self._facts(job) if job.state == "ended" else Facts()
+        line = state_line(snapshot, job.status or facts.end)
+        return f"{line}: {facts.failure}" if facts.failure and line == facts.end and not snapshot.end else line
 
     def _spark(self, job: Found) -> Markup:
         snapshot = self.jobs.current(job)
@@ -303,7 +306,7 @@ class Site:
             where=found.where,
             saved=found.saved,
             state=snapshot.state,
-            line=state_line(snapshot, self._end(found)),
+            line=self._line(found, snapshot),
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
             parts={key: Markup(part.html) for key, part in snapshot.parts.items()},  # noqa: S704 - rendered by our templates
@@ -327,7 +330,7 @@ class Site:
                 snapshot, waited = live.watch(), waited + LOOK_S
         finally:
             self._waiting -= 1
-        return JSONResponse(self._news(snapshot, since, self._end(found)))
+        return JSONResponse(self._news(snapshot, since, await run_in_threadpool(self._line, found, snapshot)))
 
     def report_json(self, request: Request) -> Response:
         found = self.jobs.known(request.path_params["id"])
@@ -369,6 +372,13 @@ class Site:
         )
         links = self._links(request, here=FLEET)
         return page("message.html", 502 if error else 202, title=FLEET, refresh=not error, text=text, links=links)
+
+    def fleet_json(self, _: Request) -> Response:
+        """Answer with the numbers of the fleet's page."""
+        found = self.fleet_page.numbers()
+        if not found:
+            return JSONResponse({"error": "the jobs have not been read yet"}, 404)
+        return Response(found, media_type="application/json")
 
     async def windows(self, request: Request) -> Response:
         """Answer with the form that changes a job's windows, ask again, and change them."""
@@ -425,14 +435,14 @@ class Site:
     def _key(self, snapshot: Snapshot) -> str:
         return f"{self.boot}:{snapshot.version}"
 
-    def _news(self, snapshot: Snapshot, since: str, status: str = "") -> dict[str, Any]:
+    def _news(self, snapshot: Snapshot, since: str, line: str) -> dict[str, Any]:
         """Return state and changed parts; all of them for a version of another process."""
         boot, _, number = since.partition(":")
         version = int(number) if boot == self.boot and number.isascii() and number.isdigit() else -1
         return {
             "version": self._key(snapshot),
             "state": snapshot.state,
-            "line": state_line(snapshot, status),
+            "line": line,
             "data_at": snapshot.data_at,
             "order": list(snapshot.parts),
             "parts": snapshot.parts_since(version),

@@ -32,6 +32,7 @@ from sm_profiler.fleet.wording import Amounts, result
 from sm_profiler.jobs.finding import is_remote
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module, wait_for
+from sm_profiler.render.page import Link
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import end_with_server
 from sm_profiler.serve.pages import ENDS, FLEET, links_of
@@ -45,6 +46,7 @@ LEAVING_S = 5.0  # in which its process ends the one that judges jobs, too
 MAX_ERROR = 300
 PAGES = "pages.json"  # location of a job → identifier of its live page, and when its files changed last
 PRICES = "prices.json"
+NUMBERS = "fleet.json"  # of the page, which names it
 FACTS = "facts.json"  # identifier of a live page → what the fleet has of its job
 HEALTHY = frozenset(kind.value for kind in Class if kind.is_healthy)
 ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
@@ -96,7 +98,7 @@ class Facts(msgspec.Struct, frozen=True):
             hosts=tuple(job.machines),
             status=job.status,
             failure=job.failure if has_failed else "",
-            label=result(job),
+            label=result(job) if job.verdict in HEALTHY else job.label or result(job),
             headline=(job.failure if has_failed else "") or job.headline,
             mood="open" if not job.is_judged else "healthy" if job.verdict in HEALTHY and not has_failed else "issue",
             cost=amounts.text(job.bill_usd, job.instance_hours) if known else "",
@@ -156,6 +158,10 @@ class FleetPage:
         """Return the latest page and the error of the latest attempt; "" for what there is not."""
         out = self.make()
         return _text(out / "fleet.html"), self.error
+
+    def numbers(self) -> str:
+        """Return the fleet.json of the latest page; "" before the first."""
+        return _text(self.make() / NUMBERS)
 
     def make(self) -> Path:
         """Begin to make the page if it is time, and return its folder."""
@@ -278,7 +284,9 @@ def make(out: Path, sources: Sequence[str], listed: str = "") -> None:
         progress=False,
     )
     pages = msgspec.json.decode((out / PAGES).read_bytes(), type=dict[str, tuple[str, float]])
-    page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
+    links = links_of("/fleet", Link(NUMBERS, NUMBERS), here=FLEET)
+    page = render_html(fleet, links=links, address=partial(address_of, pages=pages))
+    storage.write(NUMBERS, fleet.to_json())
     storage.write(FACTS, msgspec.json.encode(facts_of(fleet, pages)))
     storage.write("fleet.html", page.encode())
 
@@ -298,8 +306,8 @@ def main() -> None:
         os.nice(NICENESS)
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(int(sys.argv[2]))
-    end_with_server(partial(os.kill, os.getpid(), signal.SIGALRM))
     try:
+        end_with_server(partial(os.kill, os.getpid(), signal.SIGALRM))
         make(Path(sys.argv[1]), sys.argv[4:], sys.argv[3])
     except ProfilerError as error:
         sys.exit(printable(error)[:MAX_ERROR])

@@ -18,6 +18,7 @@ import attrs
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.errors import ProfilerError
+from sm_profiler.fleet.model import titled
 from sm_profiler.formats.event_names import PROCESS
 from sm_profiler.formats.layout import TRACE_FOLDER, TraceFile, hour_folder, parse_path
 from sm_profiler.formats.process_end import END
@@ -71,17 +72,13 @@ class Found(Job):
     @property
     def label(self) -> str:
         """Its name, and what its launcher calls it, as rows of a fleet have them."""
-        return labelled(self.name, self.owner.job)
+        return titled(self.name, self.owner.job)
 
     @property
     def id(self) -> str:
         """Its part of the page's address, the same after a restart: harmless characters, and a checksum of the location."""
         readable = _UNSAFE.sub("-", self.name).strip("-.")[:60]
         return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
-
-
-def labelled(name: str, job_name: str) -> str:
-    return f"{name} ({job_name})" if job_name not in ("", name) else name
 
 
 @attrs.frozen

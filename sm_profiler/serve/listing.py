@@ -12,11 +12,12 @@ from markupsafe import Markup
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding
+from sm_profiler.fleet.model import titled
 from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
 from sm_profiler.serve.fleet_page import Facts
-from sm_profiler.serve.jobs import Found, labelled
+from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.pages import ENDS, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
@@ -73,7 +74,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        return labelled(self.name, self.job)
+        return titled(self.name, self.job)
 
     @property
     def when(self) -> str:

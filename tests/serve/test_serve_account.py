@@ -271,9 +271,12 @@ def test_the_fleet_has_a_page(tmp_path, job):
     first = browser.get("/fleet")
     assert first.status_code == 202
     assert 'id="again"' in first.text
+    assert browser.get("/fleet.json").status_code == 404
     answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
     assert answer.status_code == 200, answer.text
     assert "2 jobs" in answer.text
+    assert '<a href="fleet.json">' in answer.text  # it said that its numbers are there, which were nowhere
+    assert browser.get("/fleet.json").json()["totals"]["jobs"] == 2
     pages = re.findall(r'<a href="(jobs/[^"]*)"', answer.text)
     assert len(set(pages)) == 2
     for page in pages:
@@ -317,17 +320,20 @@ def test_an_error_of_the_fleet_is_one_line():
 
 def test_the_page_of_the_fleet_ends_with_a_server_that_is_stopped(tmp_path, job):
     """It went on after SIGTERM, and its files stayed."""
-    for name in "ab":
-        copy(job, tmp_path / "jobs" / name)
+    for number in range(40):  # which take seconds
+        copy(job, tmp_path / "jobs" / f"job-{number}")
     (scratch := tmp_path / "scratch").mkdir()
     command = [sys.executable, "-m", "sm_profiler", "serve", str(tmp_path / "jobs"), "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as server:
-        address = server.stdout.readline().decode().strip()
-        urlopen(address, timeout=60).close()  # noqa: S310 - the list, which begins the page
-        (process,) = until(lambda: children_of(server.pid, "sm_profiler.serve.fleet_page"))
-        server.terminate()
-        assert server.wait(60) == 0
+        try:
+            address = server.stdout.readline().decode().strip()
+            urlopen(address, timeout=200).close()  # noqa: S310 - the list, which begins the page
+            (process,) = until(lambda: children_of(server.pid, "sm_profiler.serve.fleet_page"), 200)
+            server.terminate()
+            assert server.wait(200) == 0
+        finally:
+            server.kill()
     assert not start_time(process)
     assert not list(scratch.iterdir())
 
@@ -358,6 +364,8 @@ def test_the_list_of_the_scheduler_completes_the_jobs(tmp_path, job, source):
         row = until(lambda: text if "NODE_FAIL" in (text := browser.get("/list?user=anna").text) else "", 200)
         assert re.search(r">slurm-7 \(bert\)</a>.*failed</span>.*Slurm&#39;s state: NODE_FAIL", row, re.DOTALL)
         assert "slurm-8" not in row
+        (address,) = re.findall(r'href="(jobs/slurm-7[^"]*)"', row)
+        until(lambda: "failed: Slurm&#39;s state: NODE_FAIL" in browser.get(f"/{address}").text)
         assert ">gone<" in browser.get("/fleet").text.replace("slurm-9 (gone)", ">gone<")
     finally:
         jobs.close()
@@ -371,13 +379,12 @@ def test_making_the_page_of_the_fleet_ends():
         "page.main()\n"
     )
     for limit_s in (1, 600):  # or with its server
-        pipe = subprocess.PIPE
-        process = subprocess.Popen([sys.executable, "-c", program, str(limit_s)], stdin=pipe, stderr=pipe, text=True)
-        if limit_s > 1:
-            process.stdin.close()
-        assert process.wait(60) == 1
-        assert "takes too long" in process.stderr.read()
-        process.communicate()
+        command, pipe = [sys.executable, "-c", program, str(limit_s)], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as process:
+            if limit_s > 1:
+                process.stdin.close()
+            assert process.wait(200) == 1
+            assert "takes too long" in process.stderr.read()
 
 
 def copy(job, to):

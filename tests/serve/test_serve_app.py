@@ -164,7 +164,7 @@ def seconds_waited(folder, others=0):
 
     site.pause = pause
     answer = asyncio.run(site.updates(Request(scope)))
-    assert json.loads(answer.body)["state"] == "waiting"
+    assert json.loads(answer.body)["state"] == "reading"
     assert site._waiting == others
     return sum(waits)
 
@@ -409,7 +409,7 @@ def test_follows_a_growing_job_by_itself(folder, tmp_path):
 
 def test_versions_of_other_processes_are_not_numbers_of_this_one():
     site = Site(Jobs([]))
-    news = site._news(LiveJob("nothing").snapshot, "other:١٢")
+    news = site._news(LiveJob("nothing").snapshot, "other:١٢", "")
     assert news["version"] == f"{site.boot}:0"
 
 

@@ -26,7 +26,7 @@ from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.owners import Owners
 from sm_profiler.serve.pages import render
 from sm_profiler.serve.snapshot import Snapshot, in_brief
-from tests.support.fleets import priced, report_json
+from tests.support.fleets import finding, priced, report_json
 from tests.support.reports import START_S, report_from, training
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
@@ -101,6 +101,14 @@ def test_a_failure_without_a_verdict_is_one_sentence():
     assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == end
 
 
+def test_a_failed_job_has_the_label_of_its_verdict():
+    """Its badge was “Failed”, beside its state “failed”, until the job was followed."""
+    end = {"end": {"state": "crashed", "exit_code": 1, "error": "x", "where": "", "step": 5}}
+    died, healthy = (Facts.of(priced(report_json(verdict=finding(kind, label=label)) | end)) for kind, label in (("DEAD_RANK", "A rank died"), ("BALANCED", "Healthy")))  # fmt: skip
+    assert (died.label, died.mood) == ("A rank died", "issue")
+    assert (healthy.label, healthy.mood) == ("Failed", "issue")
+
+
 def test_an_end_that_only_the_scheduler_knows_is_shown():
     facts = Facts(status="Failed", failure="Slurm's state: NODE_FAIL", label="Failed", headline="Slurm's state: NODE_FAIL", mood="issue")  # fmt: skip
     found, ended = Found("a", "/jobs/a", state="ended"), Snapshot(version=1, state="ended", note="completed")
@@ -133,6 +141,13 @@ def test_a_requeued_job_has_the_machines_of_all_attempts(tmp_path):
     for number, host in enumerate(("gpu01", "gpu02")):
         begin(tmp_path, "slurm-1", "bob", "requeue", host, number)
     assert Jobs([str(tmp_path)]).listing()[0].owner.hosts == ("gpu01", "gpu02")
+
+
+def test_the_name_that_a_run_was_given_by_itself_is_no_other_name():
+    """`sm-profiler run` calls the job by its folder with a number, and so it was there twice."""
+    names = [("train-20261126-23", "train-20261126-23-257"), ("slurm-7", "bert"), ("7", "7"), ("bert", "17"), ("a", "")]
+    shown = [row_of(Found(name, "/a", state="ended"), None, Facts(job=job)).label for name, job in names]
+    assert shown == ["train-20261126-23", "slurm-7 (bert)", "7", "bert (17)", "a"]
 
 
 @pytest.mark.parametrize("listed_between", [True, False])
