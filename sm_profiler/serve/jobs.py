@@ -275,7 +275,7 @@ class Jobs:
     problems: list[str] = attrs.field(factory=list, init=False)
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
-    _viewed: dict[str, float] = attrs.field(factory=dict, init=False)  # identifier → when its page was asked for last
+    _viewed: dict[str, float] = attrs.field(factory=dict, init=False)  # identifier → when its page was requested last
     _due: float | None = attrs.field(default=None, init=False)  # when the sources are listed again
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)

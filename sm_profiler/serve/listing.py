@@ -109,7 +109,7 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     if snapshot is not None:
         end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
-    if found.state == "ended" and facts.failure and not end:  # the service or the scheduler knows more
+    if found.state == "ended" and facts.failure and not end:  # the service or the scheduler has seen more
         end = facts.failure
         finding = None if finding is not None and finding.kind.is_healthy else finding
     seen = snapshot or _UNREAD
