@@ -6,13 +6,11 @@ import argparse
 import re
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.cli.main import BAD, DONE, add_executor, add_prices, read_json
-from sm_profiler.errors import ConfigError
 from sm_profiler.formatting import percent
 from sm_profiler.printable import printable, say
 
@@ -98,9 +96,9 @@ def add_jobs(parser: ArgumentParser) -> None:
 
 def listed_jobs(path: str | None) -> list[FleetJob] | None:
     """Read the scheduler's list of jobs; None without one."""
-    from sm_profiler.fleet.scheduler import read_listed
+    from sm_profiler.fleet.scheduler import read_list
 
-    return None if path is None else read_listed(_text_of(path))
+    return None if path is None else read_list(path)
 
 
 def run_fleet(options: Namespace) -> int:
@@ -146,13 +144,6 @@ def run_fleet(options: Namespace) -> int:
     return _checked(options.fail_on, fleet.totals)
 
 
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
 def _since(text: str) -> float:
     """Return the time of an age or a date, seconds since the epoch."""
     found = _AGE.fullmatch(text)
@@ -193,7 +184,7 @@ class Condition:
     def value(self, totals: Totals) -> float | None:
         """Return what the limit is for; None if there is nothing that it could be checked for."""
         if self.name == "cost":
-            return totals.bill_usd if totals.priced else None
+            return totals.bill_usd
         return totals.waste if self.name == "waste" else totals.coverage
 
     def broken_by(self, totals: Totals) -> str:

@@ -10,6 +10,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from sm_profiler.cli.fleet import add_jobs, listed_jobs
 from sm_profiler.cli.main import DONE, add_prices, add_source, has_colours, newest_run, read_json
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable, say
@@ -46,6 +47,7 @@ def add_serve(parser: ArgumentParser) -> None:
         "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
     )
     add_prices(parser, instance_type=False)
+    add_jobs(parser)
     parser.add_argument("--allow-changes", action="store_true", help="let viewers change the windows of running jobs")
 
 
@@ -59,13 +61,14 @@ def run_serve(options: Namespace) -> int:
 
     prices = read_json(options.prices)
     Prices.of(prices)  # before the port is opened
+    listed_jobs(options.jobs)
     base = clean_base(options.base_url)
     token = None
     if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
         token = SERVE_TOKEN.text() or secrets.token_urlsafe(24)
     listening = listen(options.host, options.port)
     missing = [source for source in options.sources if not is_remote(source) and not Path(source).is_dir()]
-    jobs = Jobs(options.sources, prices)
+    jobs = Jobs(options.sources, prices, listed=options.jobs or "")
     app = create_app(
         jobs,
         base=base,

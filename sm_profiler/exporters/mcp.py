@@ -20,7 +20,7 @@ from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.exporters.destination import group_length, group_means
 from sm_profiler.fleet.analysis import GROUP_BY
 from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.model import Fleet, FleetJob, Totals
+from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.formats.columns import Floats
 from sm_profiler.jobs.finding import Job, find_jobs, is_remote
 from sm_profiler.metrics import parts
@@ -394,20 +394,7 @@ class Tools:
         """Return what all jobs together cost and lose: sums, causes, jobs that lose most, slow hosts, regressions."""
         keys = group_by.split(",") if isinstance(group_by, str) else group_by
         found = self.library.fleet([key.strip() for key in keys if key.strip()])
-        answer = {"jobs": len(found.jobs), **{name: getattr(found, name) for name in OF_FLEET}}
-        return {
-            **answer,
-            "totals": _in_money(found.totals),
-            "causes": [{**attrs.asdict(one), "usd": one.usd if one.priced else None} for one in found.causes],
-            "groups": [{"key": one.key, "value": one.value, "sums": _in_money(one.sums)} for one in found.groups],
-            "weeks": [{"week": one.week, "sums": _in_money(one.sums)} for one in found.weeks],
-        }
-
-
-def _in_money(totals: Totals) -> dict[str, Any]:
-    """Return sums; without a price, the dollars are unknown, which is not the same as none."""
-    sums = attrs.asdict(totals)
-    return sums if totals.priced else {name: None if name.endswith("_usd") else value for name, value in sums.items()}
+        return {"jobs": len(found.jobs), **{name: getattr(found, name) for name in OF_FLEET}}
 
 
 class _Server(MCPServer[Any]):

@@ -390,6 +390,10 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     hours, lost_hours = _sum(job.instance_hours for job in jobs), _sum(job.lost_instance_hours for job in jobs)
     bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
     judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
+
+    def known(usd: float) -> float | None:
+        return usd if priced else None
+
     unpriced = sum(job.bill_usd is None for job in jobs if job.billable_s)
     stages: dict[str, float] = {}
     for job in jobs:
@@ -406,13 +410,13 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         instance_hours=hours,
         gpu_hours=_sum(job.gpu_hours for job in jobs),
         lost_instance_hours=min(lost_hours, hours),
-        bill_usd=bill,
-        lost_usd=min(lost, bill),
-        saved_usd=_sum(job.saved_usd for job in priced),
-        failed_usd=_sum(job.failed_usd for job in priced),
-        interrupted_usd=_sum(job.interrupted_usd for job in priced),
+        bill_usd=known(bill),
+        lost_usd=known(min(lost, bill)),
+        saved_usd=known(_sum(job.saved_usd for job in priced)),
+        failed_usd=known(_sum(job.failed_usd for job in priced)),
+        interrupted_usd=known(_sum(job.interrupted_usd for job in priced)),
         judged_instance_hours=judged_hours,
-        judged_usd=judged_usd,
+        judged_usd=known(judged_usd),
         coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
         stages={stage: stages[stage] for stage in STAGES if stages.get(stage, 0.0) > 0},
     )
@@ -432,16 +436,15 @@ def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
     for job in jobs:
         for loss in job.losses:
             losses.setdefault(loss.cause, []).append((job, loss))
-    found, in_dollars = [], whole.in_dollars
+    found, amounts = [], Amounts.of(whole)
     for cause, rows in losses.items():
         priced = [loss.usd for _, loss in rows if loss.usd is not None]
-        usd, hours = math.fsum(priced), math.fsum(_hours(*row) for row in rows)
-        part = (_part(usd, whole.judged_usd) if in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
-        step, repair = _repair(rows, in_dollars=in_dollars)
+        usd, hours = math.fsum(priced) if priced else None, math.fsum(_hours(*row) for row in rows)
+        part = _part(amounts.amount(usd, hours), amounts.judged(whole)) or 0.0
+        step, repair = _repair(rows, in_dollars=amounts.priced)
         found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, step, len(priced), repair))
-    return tuple(
-        sorted(found, key=lambda cause: (-cause.usd if in_dollars else 0.0, -cause.instance_hours, cause.cause))
-    )
+    found.sort(key=lambda cause: (-amounts.amount(cause.usd, cause.instance_hours), -cause.instance_hours, cause.cause))
+    return tuple(found)
 
 
 def repair_of(next_step: str) -> str:
@@ -526,7 +529,7 @@ def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...
             by_value.setdefault(value, []).append(part)
         if any(by_value):
             groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
-            groups.sort(key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value))
+            groups.sort(key=lambda group: (-(group.sums.lost_usd or 0.0), -group.sums.lost_instance_hours, group.value))
             found += groups
     return tuple(found)
 

@@ -18,6 +18,18 @@ LEAST_BILL_USD = 1.0
 STAGES = ("waiting", "image", "download", "starting", "training", "uploading")  # of a job, in time order
 
 
+def titled(name: str, job_name: str) -> str:
+    """Return a job's name, and what its launcher calls it, if that is another one."""
+    other = other_name(name, job_name)
+    return f"{name} ({other})" if other else name
+
+
+def other_name(name: str, job_name: str) -> str:
+    """Return what its launcher calls a job; "" if that is its name, or as `sm-profiler run` has it, with a number after it."""
+    base, _, number = job_name.rpartition("-")
+    return "" if job_name == name or (base == name and number.isdecimal()) else job_name
+
+
 @attrs.frozen
 class Loss:
     """Time and money that a job loses to one cause; those of a job do not overlap.
@@ -203,7 +215,7 @@ class FleetJob:
     @property
     def title(self) -> str:
         """Its name, and what its launcher calls it, if that is another one."""
-        return f"{self.name} ({self.job_name})" if self.job_name not in ("", self.name) else self.name
+        return titled(self.name, self.job_name)
 
     @property
     def instance_hours(self) -> float:
@@ -250,7 +262,7 @@ class Totals:
         priced: jobs whose bill is known.
         unpriced: jobs whose time is known, and whose bill is not.
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
-        bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
+        bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones; None without any.
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
         coverage: judged part of the bill; of the hours if the bill of a job is unknown. A job that was not judged and
             whose time is unknown counts as an average one. None without jobs.
@@ -270,13 +282,13 @@ class Totals:
     instance_hours: float = 0.0
     gpu_hours: float = 0.0
     lost_instance_hours: float = 0.0
-    bill_usd: float = 0.0
-    lost_usd: float = 0.0
-    saved_usd: float = 0.0
-    failed_usd: float = 0.0
-    interrupted_usd: float = 0.0
+    bill_usd: float | None = None
+    lost_usd: float | None = None
+    saved_usd: float | None = None
+    failed_usd: float | None = None
+    interrupted_usd: float | None = None
     judged_instance_hours: float = 0.0
-    judged_usd: float = 0.0
+    judged_usd: float | None = None
     coverage: float | None = None
     waste: float | None = None
     causes: dict[str, float] = attrs.field(factory=dict)
@@ -285,12 +297,12 @@ class Totals:
     @property
     def known_in_dollars(self) -> bool:
         """True if a bill is known, also one of what was judged: without that, what was lost would seem to be free."""
-        return self.priced > 0 and (self.judged_usd > 0 or self.judged_instance_hours <= 0)
+        return self.priced > 0 and ((self.judged_usd or 0.0) > 0 or self.judged_instance_hours <= 0)
 
     @property
     def in_dollars(self) -> bool:
         """True if these jobs are shown and sorted in dollars; in hours otherwise: time shows more than cents."""
-        return self.known_in_dollars and self.bill_usd >= LEAST_BILL_USD
+        return self.known_in_dollars and (self.bill_usd or 0.0) >= LEAST_BILL_USD
 
 
 @attrs.frozen
@@ -315,7 +327,7 @@ class Cause:
         cause, label: the cause.
         jobs: number of jobs with it.
         instance_hours: of all of them.
-        usd: of those with a bill.
+        usd: of those with a bill; None if none has one.
         share: part of what was judged.
         next_step: the advice that saves most; jobs with the same cause may have another one.
         priced: how many of the jobs have a bill.
@@ -326,7 +338,7 @@ class Cause:
     label: str
     jobs: int
     instance_hours: float
-    usd: float
+    usd: float | None
     share: float
     next_step: str = ""
     priced: int = 0

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from sm_profiler.fleet.analysis import parts_of
 from sm_profiler.fleet.first import Step, common_steps, first_step
-from sm_profiler.fleet.model import Fleet, FleetJob, Group
+from sm_profiler.fleet.model import Fleet, FleetJob, Group, Week, other_name
 from sm_profiler.fleet.wording import (
     STAGES,
     STATES,
@@ -182,7 +182,7 @@ class _Page:
         if spent <= 0:
             return None
         found = [
-            (label(cause.cause), cause.usd if amounts.priced else cause.instance_hours, cause.jobs) for cause in self._fleet.causes
+            (label(cause.cause), amounts.amount(cause.usd, cause.instance_hours), cause.jobs) for cause in self._fleet.causes
         ]  # fmt: skip
         found = sorted((cause for cause in found if cause[1] > 0), key=lambda cause: -cause[1])
         parts = [
@@ -220,10 +220,10 @@ class _Page:
         found = [("Machine time", hours(totals.instance_hours), "billed hours of all machines")]
         if totals.gpu_hours:
             found.append(("GPU time", hours(totals.gpu_hours), "hours of all GPUs"))
-        if amounts.priced and totals.saved_usd > 0:
+        if amounts.priced and totals.saved_usd:
             found.append(("Saved by spot machines", money(totals.saved_usd), ""))
         priced = sum(job.failed_usd is not None for job in self._fleet.jobs)
-        if amounts.priced and totals.failed_usd > 0:
+        if amounts.priced and totals.failed_usd:
             found.append(("Spent on failed jobs", money(totals.failed_usd), plural(priced, "job")))
         return found
 
@@ -243,16 +243,12 @@ class _Page:
     # ------------------------------------------------------------------ trends
 
     def _weeks(self) -> Picture | None:
-        amounts = self._amounts
-        found = [
-            (monday(week.week), amounts.spent(week.sums), amounts.lost(week.sums), amounts.judged(week.sums))
-            for week in self._fleet.weeks
-        ]
-        if len(found) <= 1:
+        amounts, weeks = self._amounts, self._fleet.weeks
+        if len(weeks) <= 1:
             return None
-        drawn = _weekly(found, f"{amounts.noun} by week", amounts.format)
+        drawn = _weekly(weeks, f"{amounts.noun} by week", amounts)
         legend: tuple[tuple[str, str, str], ...] = (("No waste found", "sky", ""), ("Wasted", "rose", ""))
-        if any(spent > judged for _, spent, _, judged in found):
+        if any(amounts.spent(week.sums) > amounts.judged(week.sums) for week in weeks):
             legend = (*legend, ("Not judged", "pale", ""))
         return Picture(
             drawn,
@@ -404,24 +400,34 @@ def _state(status: str, interruptions: int) -> str:
     return ", ".join(filter(None, (STATES.get(status, status), times)))
 
 
-def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
-    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours."""
-    columns = columns[-MAX_WEEKS:]
-    most = max((spent for _, spent, _, _ in columns), default=0.0)
+def _weekly(weeks: Sequence[Week], title: str, amounts: Amounts) -> Markup:
+    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours.
+
+    Where dollars are drawn, a week without a price has its hours of machines in place of a column: it was not free.
+    """
+    weeks = weeks[-MAX_WEEKS:]
+    most = max((amounts.spent(week.sums) for week in weeks), default=0.0)
     if most <= 0:
         return Markup("")
-    plot, wide = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / max(len(columns), 4)
+    plot, wide = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / max(len(weeks), 4)
     drawn = []
     for tick in ticks(0.0, most, 4):
         y = TOP + plot * (1 - tick / most)
         drawn += [
             element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"),
-            text(LEFT - 8, y + 4, written(tick), anchor="end"),
+            text(LEFT - 8, y + 4, amounts.format(tick), anchor="end"),
         ]
-    every = max(-(-len(columns) // 13), 1)
-    for place, (week, spent, lost, judged) in enumerate(columns):
-        left, base = LEFT + wide * (place + 0.1), TOP + plot
-        about = f"week of {week}: {written(spent)} spent, {written(lost)} wasted, {written(spent - judged)} not judged"
+    every = max(-(-len(weeks) // 13), 1)
+    for place, week in enumerate(weeks):
+        left, base, sums, own = LEFT + wide * (place + 0.1), TOP + plot, week.sums, amounts.of_part(week.sums)
+        spent, lost, judged, day = own.spent(sums), own.lost(sums), own.judged(sums), monday(week.week)
+        about = f"week of {day}: {own.format(spent)} spent, {own.format(lost)} wasted, {own.format(spent - judged)} not judged"
+        if place % every == 0:
+            drawn.append(text(left + wide * 0.4, base + 17, day, anchor="middle"))
+        if own != amounts:
+            hours_of = text(left + wide * 0.4, base - 6, own.format(spent), anchor="middle")
+            drawn.append(element("g", element("title", f"{about}; no price is known"), hours_of))
+            continue
         height = 0.0
         for amount, colour in _parts(spent, lost, judged):
             tall = plot * amount / most
@@ -437,8 +443,6 @@ def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, writ
                     class_=f"f-{colour}",
                 )
             )
-        if place % every == 0:
-            drawn.append(text(left + wide * 0.4, base + 17, week, anchor="middle"))
     drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=TOP + plot, y2=TOP + plot, class_="axis"))
     return drawing(WIDTH, HEIGHT, title, *drawn)
 
@@ -548,7 +552,7 @@ def _percent(share: float | None) -> int | None:
 
 def _launched(job: FleetJob) -> str:
     """Return what its launcher calls a job, if that is another name."""
-    return "" if job.job_name == job.name else shorten(job.job_name, NAME)
+    return shorten(other_name(job.name, job.job_name), NAME)
 
 
 def _by(key: str) -> Column:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import attrs
 
@@ -30,6 +31,19 @@ _STATUS = {  # a time limit stops a job, as it does on the service
 _WORSE = ("", "InProgress", "Completed", "Stopped", "Failed")  # of two ends of a job, the later one here counts
 _GPUS = re.compile(r"gres/gpu(:[^=,]+)?=([0-9]{1,6})\b")  # of all nodes: of each type, or of all types together
 _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without its own name is called
+
+
+def read_list(path: str) -> list[FleetJob]:
+    """Read a list of jobs in a file, as `read_listed` does its text.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no such list.
+    """
+    try:
+        text = Path(path).read_text("utf-8", "replace")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return read_listed(text)
 
 
 def read_listed(text: str) -> list[FleetJob]:

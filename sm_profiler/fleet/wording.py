@@ -208,7 +208,7 @@ def _lines(fleet: Fleet, keys: Sequence[str], first: Sequence[str]) -> Iterator[
         shown = fleet.causes[: 2 * LINES]
         # one unit a list: a cause of which some bills are unknown is compared with the others by its hours
         in_dollars = whole.in_dollars and all(cause.priced == cause.jobs for cause in shown)
-        lost = [cause.usd if in_dollars else cause.instance_hours for cause in shown]
+        lost = [Amounts(in_dollars).amount(cause.usd, cause.instance_hours) for cause in shown]
         for cause, amount in sorted(zip(shown, lost, strict=True), key=lambda pair: -pair[1]):
             bar = "\N{FULL BLOCK}" * max(round(_BAR * amount / (max(lost) or 1.0)), 1)
             yield f"  {cause.label:<34.34} {bar:<{_BAR}} {Amounts(in_dollars).format(amount):>12}  {plural(cause.jobs, 'job')}"

@@ -428,6 +428,11 @@ class JobMetrics:
                 machines[machine] = machines.pop(machine, 0.0) + seconds  # the last one is that of the last attempt
         return found
 
+    @property
+    def moves(self) -> list[str]:
+        """The nodes whose attempts ran on several machines, as `algo-1 on gpu01, then gpu02`."""
+        return [f"{node} on {', then '.join(some)}" for node, some in self.machines.items() if len(some) > 1]
+
     def with_hosts(self, text: str) -> str:
         """Add the machines of the nodes and processes that a sentence names, each once, as `algo-2-9 (gpu02)`."""
         process = r"(?:-\d+)?" if len(self.nodes) > 1 else ""  # on one node, processes are shown as `rank 0`

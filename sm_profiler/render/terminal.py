@@ -62,8 +62,7 @@ def terminal_summary(
         again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
-        where = [f"{node} on {', then '.join(some)}" for node, some in report.metrics.machines.items() if len(some) > 1]
-        moved = f"; {'; '.join(where[:3])}" if where else ""
+        moved = "".join(f"; {move}" for move in report.metrics.moves[:3])
         last += _wrap(
             printable(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}{moved}"), width
         )

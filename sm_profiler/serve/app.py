@@ -187,7 +187,7 @@ class Site:
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing, self.jobs.prices)
+        self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing, self.jobs.prices, self.jobs.listed)
 
     def routes(self) -> list[Route]:
         return [
@@ -195,6 +195,7 @@ class Site:
             Route("/list", self.list_of_jobs),
             Route("/compare", self.compare),
             Route("/fleet", self.fleet),
+            Route("/fleet.json", self.fleet_json),
             Route("/jobs/{id}", self.job),
             Route("/jobs/{id}/updates", self.updates),
             Route("/jobs/{id}/report.json", self.report_json),
@@ -229,13 +230,14 @@ class Site:
         jobs = {job.id: job for job in self.jobs.listing()}
         if self.surveys and len(jobs) > 1:
             self.fleet_page.make()
-        facts = {key: one.as_of(jobs[key]) for key, one in (self.fleet_page.facts() or {}).items() if key in jobs}
+        surveying = self._surveying
+        facts = {identifier: self._facts(job) for identifier, job in jobs.items()}
 
         def row(identifier: str) -> Row:
             job = jobs[identifier]
             live = self.jobs.watched(job)
-            being_read = live is not None and live.is_followed
-            return row_of(job, self.jobs.current(job), facts.get(identifier, Facts()), being_read=being_read)
+            being_read = (live is not None and live.is_followed) or (surveying and job.saved is None)
+            return row_of(job, self.jobs.current(job), facts[identifier], being_read=being_read)
 
         rows = [row(identifier) for identifier in jobs]
         listed = Listed.of(Query.parse(request.query_params), rows)
@@ -245,15 +247,30 @@ class Site:
         shown = [attrs.evolve(row(one.id), spark=self._spark(jobs[one.id])) for one in listed.rows]
         return rows, attrs.evolve(listed, rows=shown)
 
+    @property
+    def _surveying(self) -> bool:
+        """True while the first pass over all jobs is at work."""
+        return self.surveys and self.jobs.count > 1 and self.fleet_page.facts() is None and not self.fleet_page.error
+
+    def _facts(self, job: Found) -> Facts:
+        return (self.fleet_page.facts() or {}).get(job.id, Facts()).as_of(job)
+
+    def _line(self, job: Found, snapshot: Snapshot) -> str:
+        """Return the state of a job, with the end that the account or the scheduler has, and the reason if its page lacks it."""
+        facts = self._facts(job) if job.state == "ended" else Facts()
+        line = state_line(snapshot, job.status or facts.end)
+        return f"{line}: {facts.failure}" if facts.failure and line == facts.end and not snapshot.end else line
+
     def _spark(self, job: Found) -> Markup:
         snapshot = self.jobs.current(job)
         return sparks(snapshot) if snapshot is not None else Markup()
 
     def _list(self, listed: Listed) -> Any:
-        surveys = self.surveys and listed.total > 1
-        surveying = surveys and self.fleet_page.facts() is None
-        pending = listed.pending if surveys and not surveying else 0
-        content = {"listed": listed, "problems": self.jobs.problems, "surveying": surveying, "pending": pending}
+        surveying = self._surveying
+        pending = listed.pending if self.surveys and listed.total > 1 and not surveying else 0
+        error = self.fleet_page.error
+        problems = [*self.jobs.problems, *([f"Users, machines and costs cannot be read: {error}"] if error else [])]
+        content = {"listed": listed, "problems": problems, "surveying": surveying, "pending": pending}
         content |= {"choosers": ["q", *FILTERS], "sorts": list(SORTS)}
         return Markup(render("list.html", **content))  # noqa: S704 - our own template
 
@@ -263,10 +280,7 @@ class Site:
         ended = [
             job
             for job in jobs
-            if job.state == "ended"
-            and job.saved is None
-            and not facts.get(job.id, Facts()).is_judged
-            and job not in running
+            if job.state == "ended" and job.saved is None and not facts[job.id].is_judged and job not in running
         ]
         for job in ended[: FOLLOWED_IN_LIST - len(running)]:
             snapshot = self.jobs.current(job)
@@ -292,7 +306,7 @@ class Site:
             where=found.where,
             saved=found.saved,
             state=snapshot.state,
-            line=state_line(snapshot, found.status),
+            line=self._line(found, snapshot),
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
             parts={key: Markup(part.html) for key, part in snapshot.parts.items()},  # noqa: S704 - rendered by our templates
@@ -316,7 +330,7 @@ class Site:
                 snapshot, waited = live.watch(), waited + LOOK_S
         finally:
             self._waiting -= 1
-        return JSONResponse(self._news(snapshot, since, found.status))
+        return JSONResponse(self._news(snapshot, since, await run_in_threadpool(self._line, found, snapshot)))
 
     def report_json(self, request: Request) -> Response:
         found = self.jobs.known(request.path_params["id"])
@@ -358,6 +372,13 @@ class Site:
         )
         links = self._links(request, here=FLEET)
         return page("message.html", 502 if error else 202, title=FLEET, refresh=not error, text=text, links=links)
+
+    def fleet_json(self, _: Request) -> Response:
+        """Answer with the numbers of the fleet's page."""
+        found = self.fleet_page.numbers()
+        if not found:
+            return JSONResponse({"error": "the jobs have not been read yet"}, 404)
+        return Response(found, media_type="application/json")
 
     async def windows(self, request: Request) -> Response:
         """Answer with the form that changes a job's windows, ask again, and change them."""
@@ -414,14 +435,14 @@ class Site:
     def _key(self, snapshot: Snapshot) -> str:
         return f"{self.boot}:{snapshot.version}"
 
-    def _news(self, snapshot: Snapshot, since: str, status: str = "") -> dict[str, Any]:
+    def _news(self, snapshot: Snapshot, since: str, line: str) -> dict[str, Any]:
         """Return state and changed parts; all of them for a version of another process."""
         boot, _, number = since.partition(":")
         version = int(number) if boot == self.boot and number.isascii() and number.isdigit() else -1
         return {
             "version": self._key(snapshot),
             "state": snapshot.state,
-            "line": state_line(snapshot, status),
+            "line": line,
             "data_at": snapshot.data_at,
             "order": list(snapshot.parts),
             "parts": snapshot.parts_since(version),

@@ -31,18 +31,22 @@ from sm_profiler.fleet.page import link
 from sm_profiler.fleet.wording import Amounts, result
 from sm_profiler.jobs.finding import is_remote
 from sm_profiler.printable import printable
-from sm_profiler.processes import start_module
+from sm_profiler.processes import start_module, wait_for
+from sm_profiler.render.page import Link
 from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.pages import FLEET, links_of
+from sm_profiler.serve.live import end_with_server
+from sm_profiler.serve.pages import ENDS, FLEET, links_of
 from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account
 from sm_profiler.storage import LocalStorage
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open
 LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
+LEAVING_S = 5.0  # in which its process ends the one that judges jobs, too
 MAX_ERROR = 300
 PAGES = "pages.json"  # location of a job → identifier of its live page, and when its files changed last
 PRICES = "prices.json"
+NUMBERS = "fleet.json"  # of the page, which names it
 FACTS = "facts.json"  # identifier of a live page → what the fleet has of its job
 HEALTHY = frozenset(kind.value for kind in Class if kind.is_healthy)
 ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
@@ -54,12 +58,14 @@ class Facts(msgspec.Struct, frozen=True):
     """The part of a fleet's row that the list of jobs shows.
 
     Attributes:
-        user, job, hosts: who ran it, what its launcher calls it, and its machines; "" if unknown.
+        user, job, hosts: who ran it, what its launcher calls it, and the machines of all its attempts; "" if unknown.
         status: its end, as the service names it; "" if unknown.
+        failure: why it failed; "" if it did not.
         label, headline: the result, as rows of the fleet name it.
         mood: `issue`, `healthy` or `open`.
         cost, lost: what it cost and what of that is lost, as text; "" if unknown.
         usd, machine_hours: the same cost in both units; 0 if unknown.
+        started, ended: as its profile or the service has them, seconds since the epoch; None if unknown.
         changed: when the job's files had changed last as this was read, seconds since the epoch.
         is_judged: False if nothing but its user and machines is known.
     """
@@ -68,6 +74,7 @@ class Facts(msgspec.Struct, frozen=True):
     job: str = ""
     hosts: tuple[str, ...] = ()
     status: str = ""
+    failure: str = ""
     label: str = ""
     headline: str = ""
     mood: str = "open"
@@ -75,6 +82,8 @@ class Facts(msgspec.Struct, frozen=True):
     lost: str = ""
     usd: float = 0.0
     machine_hours: float = 0.0
+    started: float | None = None
+    ended: float | None = None
     changed: float = 0.0
     is_judged: bool = False
 
@@ -86,15 +95,18 @@ class Facts(msgspec.Struct, frozen=True):
         return cls(
             user=job.user,
             job=job.job_name,
-            hosts=tuple(dict.fromkeys(node.host for node in job.nodes if node.host)),
+            hosts=tuple(job.machines),
             status=job.status,
-            label=result(job),
+            failure=job.failure if has_failed else "",
+            label=result(job) if job.verdict in HEALTHY else job.label or result(job),
             headline=(job.failure if has_failed else "") or job.headline,
             mood="open" if not job.is_judged else "healthy" if job.verdict in HEALTHY and not has_failed else "issue",
             cost=amounts.text(job.bill_usd, job.instance_hours) if known else "",
             lost=amounts.text(job.lost_usd, job.lost_instance_hours) if known and job.lost_s > 0 else "",
             usd=job.bill_usd or 0.0,
             machine_hours=job.instance_hours,
+            started=job.started,
+            ended=job.ended,
             changed=changed,
             is_judged=True,
         )
@@ -103,7 +115,12 @@ class Facts(msgspec.Struct, frozen=True):
         """Return what is still true of a job: of one that has ended, and whose files have changed since, the names."""
         if found.state != "ended" or found.changed <= self.changed:
             return self
-        return Facts(self.user, self.job, self.hosts)
+        return Facts(self.user, self.job, self.hosts, started=self.started)
+
+    @property
+    def end(self) -> str:
+        """Its status as a word; "" if it has not ended, or if that is unknown."""
+        return ENDS.get(self.status, "")
 
 
 @attrs.define(eq=False)
@@ -114,15 +131,19 @@ class FleetPage:
         sources: what is served; names of single jobs are left out.
         jobs: lists the jobs that have a live page here.
         prices: instance type → dollars an hour; see `report.prices.Prices`.
+        listed: path of the scheduler's list of jobs, which is read again each time; "" without one.
         clock: for tests.
         limit_s: seconds that making the page may take.
+        error: why the latest attempt failed; "" if it did not.
     """
 
     sources: Sequence[str]
     jobs: Callable[[], Sequence[Found]] = tuple
     prices: Mapping[str, object] | None = None
+    listed: str = ""
     clock: Callable[[], float] = time.monotonic
     limit_s: int = LIMIT_S
+    error: str = attrs.field(default="", init=False)
     _scratch: tempfile.TemporaryDirectory[str] | None = None
     _process: subprocess.Popen[bytes] | None = None
     _made: float | None = None
@@ -136,7 +157,11 @@ class FleetPage:
     def page(self) -> tuple[str, str]:
         """Return the latest page and the error of the latest attempt; "" for what there is not."""
         out = self.make()
-        return _text(out / "fleet.html"), _text(out / "error") if self._process is None else ""
+        return _text(out / "fleet.html"), self.error
+
+    def numbers(self) -> str:
+        """Return the fleet.json of the latest page; "" before the first."""
+        return _text(self.make() / NUMBERS)
 
     def make(self) -> Path:
         """Begin to make the page if it is time, and return its folder."""
@@ -146,18 +171,26 @@ class FleetPage:
                 atexit.register(self.close)
             out = Path(self._scratch.name)
             if self._process is not None and self._process.poll() is not None:
+                self._process.communicate()  # closes its standard input
+                failed = self._process.returncode != 0
+                self.error = (_text(out / "error") or "the process that reads them was killed") if failed else ""
                 self._process, self._made = None, self.clock()
             if self._process is None and (self._made is None or self.clock() - self._made > RENEWED_S):
                 arguments = [
                     str(out),
                     str(self.limit_s),
+                    self.listed and os.path.abspath(self.listed),
                     *(source if is_remote(source) else str(Path(source).absolute()) for source in self.places()),
                 ]
                 (out / PAGES).write_text(json.dumps(pages_of(self.jobs())), "utf-8")
                 (out / PRICES).write_text(json.dumps(self.prices), "utf-8")
                 with (out / "error").open("wb") as errors:
                     self._process = start_module(
-                        "sm_profiler.serve.fleet_page", arguments, stderr=errors.fileno(), new_session=True
+                        "sm_profiler.serve.fleet_page",
+                        arguments,
+                        stdin=subprocess.PIPE,
+                        stderr=errors.fileno(),
+                        new_session=True,
                     )
         return out
 
@@ -176,9 +209,12 @@ class FleetPage:
     def close(self) -> None:
         """Stop, and remove the files."""
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+            if (process := self._process) is not None:
+                if process.stdin is not None:
+                    process.stdin.close()
+                if not wait_for(process, LEAVING_S):
+                    process.kill()
+                    process.wait()
                 self._process = None
             if self._scratch is not None:
                 self._scratch.cleanup()
@@ -231,16 +267,26 @@ def facts_of(fleet: Fleet, pages: Pages) -> dict[str, Facts]:
     return {page: Facts.of(job, changed) for job, page, changed in found if page}
 
 
-def make(out: Path, sources: Sequence[str]) -> None:
+def make(out: Path, sources: Sequence[str], listed: str = "") -> None:
     """Write the page of a fleet to a folder, which also keeps the index for the next time and names the live pages."""
     from sm_profiler.fleet.building import build_fleet  # for this process only
     from sm_profiler.fleet.page import render_html
+    from sm_profiler.fleet.scheduler import read_list
 
     storage = LocalStorage(out)
     prices = json.loads((out / PRICES).read_text("utf-8"))
-    fleet = build_fleet(sources, executor="local:1", index=storage, prices=prices, progress=False)
+    fleet = build_fleet(
+        sources,
+        listed=read_list(listed) if listed else None,
+        executor="local:1",
+        index=storage,
+        prices=prices,
+        progress=False,
+    )
     pages = msgspec.json.decode((out / PAGES).read_bytes(), type=dict[str, tuple[str, float]])
-    page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
+    links = links_of("/fleet", Link(NUMBERS, NUMBERS), here=FLEET)
+    page = render_html(fleet, links=links, address=partial(address_of, pages=pages))
+    storage.write(NUMBERS, fleet.to_json())
     storage.write(FACTS, msgspec.json.encode(facts_of(fleet, pages)))
     storage.write("fleet.html", page.encode())
 
@@ -255,13 +301,14 @@ def too_long(*_: object) -> None:
 
 
 def main() -> None:
-    """Make the page: folder, time limit and sources are given on the command line."""
+    """Make the page: folder, time limit, the scheduler's list and sources are given on the command line."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(int(sys.argv[2]))
     try:
-        make(Path(sys.argv[1]), sys.argv[3:])
+        end_with_server(partial(os.kill, os.getpid(), signal.SIGALRM))
+        make(Path(sys.argv[1]), sys.argv[4:], sys.argv[3])
     except ProfilerError as error:
         sys.exit(printable(error)[:MAX_ERROR])
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import threading
@@ -17,13 +18,14 @@ import attrs
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.errors import ProfilerError
+from sm_profiler.fleet.model import titled
 from sm_profiler.formats.event_names import PROCESS
 from sm_profiler.formats.layout import TRACE_FOLDER, TraceFile, hour_folder, parse_path
 from sm_profiler.formats.process_end import END
 from sm_profiler.jobs.finding import UPLOADED_S, Job, find_jobs, is_remote, local_folder
 from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_failure, read_report, read_verdict, stored_end
-from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.live import LINGER_S, LiveJob
 from sm_profiler.serve.owners import NOBODY, Owner, Owners
 from sm_profiler.serve.reading import JobStatus
 from sm_profiler.serve.snapshot import Snapshot
@@ -70,17 +72,13 @@ class Found(Job):
     @property
     def label(self) -> str:
         """Its name, and what its launcher calls it, as rows of a fleet have them."""
-        return labelled(self.name, self.owner.job)
+        return titled(self.name, self.owner.job)
 
     @property
     def id(self) -> str:
         """Its part of the page's address, the same after a restart: harmless characters, and a checksum of the location."""
         readable = _UNSAFE.sub("-", self.name).strip("-.")[:60]
         return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
-
-
-def labelled(name: str, job_name: str) -> str:
-    return f"{name} ({job_name})" if job_name not in ("", name) else name
 
 
 @attrs.frozen
@@ -262,12 +260,14 @@ class Jobs:
     Attributes:
         sources: as named on the command line.
         prices: instance type → dollars an hour; see `report.prices.Prices`.
+        listed: path of the scheduler's list of jobs; "" without one.
         clock: for tests.
         follow: makes the follower of a job.
     """
 
     sources: Sequence[str]
     prices: Mapping[str, object] | None = None
+    listed: str = attrs.field(default="", kw_only=True)
     clock: Callable[[], float] = time.monotonic
     follow: Callable[[str], LiveJob] = attrs.field(
         default=attrs.Factory(lambda self: partial(LiveJob, use_subprocess=True, prices=self.prices), takes_self=True)
@@ -275,6 +275,7 @@ class Jobs:
     problems: list[str] = attrs.field(factory=list, init=False)
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
+    _viewed: dict[str, float] = attrs.field(factory=dict, init=False)  # identifier → when its page was requested last
     _due: float | None = attrs.field(default=None, init=False)  # when the sources are listed again
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
@@ -327,29 +328,41 @@ class Jobs:
             self.listing()
         return self._found.get(identifier)
 
-    def live(self, found: Found) -> LiveJob:
+    def live(self, found: Found, *, has_page: bool = True) -> LiveJob:
         """Return the follower of a job; the longest unwatched job is forgotten if there are too many.
+
+        Args:
+            found: the job.
+            has_page: a page of it is open. It takes the place of a job that only the list of jobs follows.
 
         Raises:
             TooManyJobsError: all of them are watched.
         """
         with self._lock:
+            now = self.clock()
+            if has_page:
+                self._viewed[found.id] = now
             if found.id not in self._live:
-                idle = sorted((live.watched_at, key) for key, live in self._live.items() if not live.is_followed)
+                idle = sorted(
+                    (live.is_followed, live.watched_at, key)
+                    for key, live in self._live.items()
+                    if not live.is_followed or (has_page and now - self._viewed.get(key, -math.inf) > LINGER_S)
+                )
                 surplus = max(len(self._live) - MAX_LIVE + 1, 0)
                 if surplus > len(idle):
                     raise TooManyJobsError(
                         f"{MAX_LIVE} jobs are watched already; a job is dropped two minutes after its last viewer has left"
                     )
-                for _, key in idle[:surplus]:
+                for *_, key in idle[:surplus]:
                     self._live.pop(key).close()
+                    self._viewed.pop(key, None)
                 self._live[found.id] = self.follow(found.where)
             return self._live[found.id]
 
     def live_or_none(self, found: Found) -> LiveJob | None:
-        """Return the follower of a job; None if there are too many."""
+        """Return the follower of a job for the list of jobs; None if there are too many."""
         try:
-            return self.live(found)
+            return self.live(found, has_page=False)
         except TooManyJobsError:
             return None
 

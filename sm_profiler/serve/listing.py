@@ -12,19 +12,22 @@ from markupsafe import Markup
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding
+from sm_profiler.fleet.model import titled
 from sm_profiler.fleet.wording import hours, moment, money
 from sm_profiler.formatting import duration, plural
 from sm_profiler.render import charts
 from sm_profiler.serve.fleet_page import Facts
-from sm_profiler.serve.jobs import Found, labelled
+from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.pages import ENDS, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
 ROWS = 100  # of a page
+MINUTE_S = 60.0
+DAY = len("2026-11-27")
 MAX_TEXT = 200  # characters of a text in an address
 SHOWN_HOSTS = MAX_UNKNOWN = 3
 RUNNING, WAITING, FAILED, UNREADABLE, ENDED = "running", "waiting", "failed", "cannot be read", "ended"
-_UNKNOWN = Facts()
+_UNKNOWN, _UNREAD = Facts(), Snapshot()
 
 
 @attrs.frozen
@@ -45,7 +48,8 @@ class Row:
         is_judged: what it cost is known, as far as that can be.
         cost, lost: as text; "" if unknown.
         usd, machine_hours: the cost in both units.
-        changed: when its files changed last, seconds since the epoch.
+        begun: when it began, seconds since the epoch; None if unknown.
+        latest: time of its latest data, or of the last change of its files until its data is read.
         spark: drawings of its step time and GPUs.
     """
 
@@ -64,16 +68,21 @@ class Row:
     lost: str = ""
     usd: float = 0.0
     machine_hours: float = 0.0
-    changed: float = 0.0
+    begun: float | None = None
+    latest: float = 0.0
     spark: Markup = attrs.field(default=Markup())
 
     @property
     def label(self) -> str:
-        return labelled(self.name, self.job)
+        return titled(self.name, self.job)
 
     @property
     def when(self) -> str:
-        return moment(self.changed or None)
+        """Its first and latest time, the day once if both are on the same."""
+        begun, latest = moment(self.begun), moment(self.latest or None)
+        if not begun or not latest or self.latest - (self.begun or 0.0) < MINUTE_S:
+            return latest
+        return f"since {begun}" if self.state == RUNNING else f"{begun} to {latest.removeprefix(begun[:DAY]).strip()}"
 
     @property
     def machines(self) -> str:
@@ -100,17 +109,27 @@ def row_of(found: Found, snapshot: Snapshot | None, facts: Facts = _UNKNOWN, *, 
     if snapshot is not None:
         end = snapshot.end if snapshot.state == "ended" else end
         finding = snapshot.main or finding or snapshot.saved
-    if finding is not None and finding.is_end:
-        end = ""  # the finding has it
+    if found.state == "ended" and facts.failure and not end:  # the service or the scheduler has seen more
+        end = facts.failure
+        finding = None if finding is not None and finding.kind.is_healthy else finding
+    seen = snapshot or _UNREAD
     state, line = state_of(found, snapshot, facts, being_read=being_read)
     return Row(
         found.id, found.name, state, line, facts.label if finding is None else finding.label,
         mood=facts.mood if finding is None else _mood(finding),
-        headline=facts.headline if finding is None else f"{end.rstrip('.')}. {finding.headline}".removeprefix(". "),
+        headline=facts.headline if finding is None else _headline(end, finding),
         user=facts.user or found.owner.user, hosts=tuple(dict.fromkeys((*facts.hosts, *found.owner.hosts))),
         job=facts.job or found.owner.job, is_judged=facts.is_judged, cost=facts.cost, lost=facts.lost,
-        usd=facts.usd, machine_hours=facts.machine_hours, changed=found.changed,
+        usd=facts.usd, machine_hours=facts.machine_hours, begun=seen.begun or facts.started,
+        latest=seen.data_at or (facts.ended if found.state == "ended" else None) or found.changed,
     )  # fmt: skip
+
+
+def _headline(end: str, finding: Finding) -> str:
+    """Return why a job failed and what its verdict is, as far as these are two things."""
+    if not end or finding.is_end:
+        return finding.headline
+    return end if finding.kind is Class.INCONCLUSIVE else f"{end.rstrip('.')}. {finding.headline}"
 
 
 def _mood(finding: Finding) -> str:
@@ -131,7 +150,7 @@ def state_of(found: Found, snapshot: Snapshot | None, facts: Facts, *, being_rea
     """
     seen = snapshot.state if snapshot is not None else ""
     read = ENDS.get(snapshot.status, "") if snapshot is not None and seen == "ended" else ""
-    end = found.status or read or ENDS.get(facts.status, "") or (FAILED if found.end else ENDED)
+    end = found.status or facts.end or read or (FAILED if found.end else ENDED)
     if snapshot is not None and seen == "unreadable":
         return UNREADABLE, state_line(snapshot)
     if snapshot is not None and seen == "ended":
@@ -167,8 +186,8 @@ FILTERS: dict[str, tuple[str, Callable[[Row], Iterable[str]]]] = {
 }
 # Its name → what it is called, and its key; the first is the default.
 SORTS: dict[str, tuple[str, Callable[[Row], Any]]] = {
-    "newest": ("Newest first", lambda row: -row.changed),
-    "oldest": ("Oldest first", lambda row: row.changed),
+    "newest": ("Newest first", lambda row: -row.latest),
+    "oldest": ("Oldest first", lambda row: row.latest),
     "cost": ("Most expensive first", lambda row: (-row.usd, -row.machine_hours)),
     "name": ("Name", lambda row: row.name.lower()),
     "user": ("User", lambda row: (not row.user, row.user.lower())),

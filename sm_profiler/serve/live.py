@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,7 @@ class LiveJob:
                     "spark",
                     "gpu",
                     "files",
+                    "begun",
                     "data_at",
                 )
                 self._publish(parts=parts, **{name: getattr(found, name) for name in shown})
@@ -380,16 +382,20 @@ def write_page(where: str, snapshot: Snapshot, path: Path) -> None:
     LocalStorage(path.parent).write(path.name, as_page(where, snapshot, packed))
 
 
-def exit_with_server() -> None:
-    """End this process when the server, which holds the other end of standard input, is gone."""
-    wait_for_starter()
-    os._exit(1)
+def end_with_server(end: Callable[[], object]) -> None:
+    """Have a thread call `end` when the server, which holds the other end of standard input, is gone."""
+
+    def watch() -> None:
+        wait_for_starter()
+        end()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
     """Read the job that the command line names, at the prices in a file, and write its page to the file that it names."""
     where, path, prices = sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text("utf-8"))
-    threading.Thread(target=exit_with_server, daemon=True).start()
+    end_with_server(partial(os._exit, 1))
     LiveJob(where, prices=prices, on_change=lambda snapshot: write_page(where, snapshot, path)).poll()
 
 

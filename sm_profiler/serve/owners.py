@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Owner:
     Attributes:
         user: who ran it.
         job: what its launcher calls it, such as Slurm.
-        hosts: its machines.
+        hosts: its machines, those of all attempts that these files are of.
     """
 
     user: str = ""
@@ -79,22 +79,21 @@ def owner_of(folder: Path) -> Owner:
     base = profile_folder(folder)
     written = open_files(base)
     for kind, read in ((TRACE_FOLDER, _of_process), (SYSTEM_FOLDER, _of_monitor)):
-        place, by_node = base / kind, dict[str, dict[str, Any]]()
+        place, found = base / kind, list[dict[str, Any]]()
         with contextlib.suppress(OSError):
             hours = sorted(place.glob("[0-9]*"))
             hour = hours[-1 if kind == TRACE_FOLDER else 0 :][:1]  # a monitor names the owner as it starts
-            ended = (path for found in hour for path in found.glob("*.json"))
+            ended = (path for folder in hour for path in folder.glob("*.json"))
             latest = heapq.nsmallest(MAX_FILES, ended) if kind == SYSTEM_FOLDER else heapq.nlargest(MAX_FILES, ended)
             for path in (*(path for path in written if path.parent == place), *latest):
-                for node, who in read(_head(base, path)):
-                    by_node.setdefault(node, who)
-        if by_node:
-            return _joined(by_node.values())
+                found += read(_head(base, path))
+        if found:
+            return _joined(found)
     return NOBODY
 
 
-def _joined(nodes: Iterable[dict[str, Any]]) -> Owner:
-    found = list(nodes)
+def _joined(found: Sequence[dict[str, Any]]) -> Owner:
+    """Return the names in some records, the latest first; a job that was requeued has machines of several attempts."""
 
     def first(key: str) -> str:
         return next((safe_name(who[key]) for who in found if who.get(key)), "")
@@ -116,19 +115,19 @@ def _head(base: Path, path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _of_process(records: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_process(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for record in records:
         about = record.get("args")
         if record.get("name") == PROCESS and isinstance(about, dict):
             who = about.get("identity")
             texts = {key: text for key, text in who.items() if isinstance(text, str)} if isinstance(who, dict) else {}
-            yield str(about.get("node")), {**texts, MACHINE: about.get("host")}
+            yield {**texts, MACHINE: about.get("host")}
             return
 
 
-def _of_monitor(records: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_monitor(records: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.get("Type") == IDENTITY_TYPE and isinstance(record.get("Dimension"), str):
             found.setdefault(str(record.get("NodeId")), {})[str(record.get("Name"))] = record["Dimension"]
-    yield from found.items()
+    return found.values()

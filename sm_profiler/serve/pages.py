@@ -72,7 +72,7 @@ def links_of(path: str, *more: Link, fleet: bool = True, here: str = "") -> Sequ
 
 
 def state_line(snapshot: Snapshot, status: str = "") -> str:
-    """Return a job's state as text; `status` is the account's word for its end, the surest if there is one."""
+    """Return a job's state as text; `status` is the word of the account or scheduler for its end, the surest one."""
     if snapshot.state == "unreadable":
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":
@@ -80,7 +80,9 @@ def state_line(snapshot: Snapshot, status: str = "") -> str:
     end = (status or ENDS.get(snapshot.status, "")) if snapshot.state == "ended" else ""
     if snapshot.note.startswith((snapshot.state, "was ", *ENDS.values())):  # such as "waiting for the first data"
         note = snapshot.note.removeprefix("was ")
-        return note if end in {"", "ended"} or note.startswith(end) else f"{end}: {note}"
+        if end in {"", "ended"} or note.startswith(end):
+            return note
+        return end if note in ENDS.values() else f"{end}: {note}"  # a part of the job may have ended otherwise
     if snapshot.state == "running" and snapshot.report is not None and not snapshot.report.metrics.running:
         return "running, or ended without a record of it"  # nothing is new for long
     state = end or snapshot.state

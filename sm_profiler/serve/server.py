@@ -8,6 +8,7 @@ import ctypes
 import errno
 import hmac
 import re
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl, quote, urlencode
@@ -284,6 +285,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
 
 
 def serve(app: ASGIApp, sockets: Sequence[socket.socket], on_end: Callable[[], object]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is to be done at the end is done
     with contextlib.suppress(AttributeError, OSError):  # of glibc; each thread would keep what it freed
         ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
     try:

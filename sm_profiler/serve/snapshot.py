@@ -33,6 +33,7 @@ def in_brief(report: Report) -> dict[str, Any]:
     return {
         "main": brief(readable_finding(report.verdict.main, renamed)), "end": renamed(failure_of(report)),
         "status": STATUS.get(report.metrics.ending.state, ""), "spark": sparkline(report), "gpu": use_of_gpus(report),
+        "begun": report.metrics.start if report.metrics.duration > 0 else None,
         "data_at": report.metrics.end if report.metrics.duration > 0 else None,
     }  # fmt: skip
 
@@ -98,12 +99,12 @@ class Snapshot(msgspec.Struct, frozen=True):
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
         gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
         files: number of files read.
-        data_at: time of the latest data, seconds since the epoch; None without any.
+        begun, data_at: times of the first and of the latest data, seconds since the epoch; None without any.
         report: the report; None before the first, or if it is packed.
     """
 
     version: int = 0
-    state: str = "waiting"
+    state: str = "reading"
     note: str = ""
     parts: dict[str, Part] = {}
     main: Finding | None = None
@@ -114,6 +115,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
+    begun: float | None = None
     data_at: float | None = None
     report: Any = None
 

@@ -1,5 +1,6 @@
 """Bills, groups, hosts, regressions: findings about many rows together."""
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,6 +263,9 @@ def test_without_a_price_there_are_hours():
     assert fleet.totals.lost_instance_hours == pytest.approx(0.25)
     assert fleet.totals.waste == pytest.approx(0.25)
     assert fleet.totals.causes == {"INPUT_BOUND": pytest.approx(0.25)}
+    sums = [fleet.totals, *(one.sums for one in (*fleet.groups, *fleet.weeks))]
+    dollars = {getattr(one, name) for one in sums for name in attrs.asdict(one) if name.endswith("_usd")}
+    assert dollars == {cause.usd for cause in fleet.causes} == {None}  # in fleet.json null, as of each job
 
 
 def test_several_types_have_the_sum_of_their_prices():

@@ -9,6 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fleet_pages import fleet_of, made_up_fleet, made_up_job
 
+from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.model import Failure, Fleet, Totals
 from sm_profiler.fleet.page import link, render_html
 from sm_profiler.fleet.wording import UNKNOWN, hours, monday, money
@@ -69,6 +70,15 @@ def test_jobs_without_a_price_are_counted():
     jobs = [made_up_job(number) for number in range(10)] + [made_up_job(99, price=None)]
     shown = visible(render_html(fleet_of(jobs)))
     assert "The price of 1 job is not known" in shown
+
+
+def test_a_week_without_a_price_has_its_hours():
+    """Its column said $0."""
+    jobs = [made_up_job(number, week="2026-W40") for number in range(10)]
+    chart = render_html(assemble([*jobs, made_up_job(4, price=None, week="2026-W41")])).partition("Week by week")[2]
+    (hours_of,) = re.findall(r"<title>week of 5 Oct: ([^<]*)</title><text[^>]*>([^<]*)</text>", chart)
+    assert hours_of == ("5.0 h spent, 2.5 h wasted, 0 h not judged; no price is known", "5.0 h")
+    assert re.search(r"<title>week of 28 Sep: \$[^<]* spent, \$[^<]* wasted, \$0 not judged</title>", chart)
 
 
 def test_fleets_without_waste_jobs_or_verdicts_have_a_page():

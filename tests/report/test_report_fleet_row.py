@@ -10,6 +10,7 @@ from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
+from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.write import to_json
@@ -83,7 +84,10 @@ def test_a_requeued_job_keeps_the_machines_of_all_attempts():
         )
     )
     metrics = metrics_of(rows, metadata=records)
-    report = read_report(to_json(report_of(metrics, decide(Case(metrics, {})), {})).encode())
+    written = report_of(metrics, decide(Case(metrics, {})), {})
+    (interruptions,) = (note for name, _, note in glance(written) if name == "Interruptions")
+    assert interruptions.endswith("algo-1 on gpu01, then gpu02")  # as the terminal has it; the page had the last
+    report = read_report(to_json(written).encode())
     assert report.job.hosts == {"algo-1": "gpu02"}
     assert [rank.host for rank in report.job.ranks] == ["gpu02"]
     assert list(report.job.moved["algo-1"]) == ["gpu01", "gpu02"]

@@ -1,10 +1,13 @@
 """Jobs of an account as a source, and the fleet's page of all that is served."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
 
 import boto3
 import pytest
@@ -16,6 +19,7 @@ from sm_profiler.cli.serve import name_job
 from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import Job
+from sm_profiler.processes import start_time
 from sm_profiler.report.report_json import read_failure
 from sm_profiler.serve.app import create_app, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
@@ -267,9 +271,12 @@ def test_the_fleet_has_a_page(tmp_path, job):
     first = browser.get("/fleet")
     assert first.status_code == 202
     assert 'id="again"' in first.text
+    assert browser.get("/fleet.json").status_code == 404
     answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
     assert answer.status_code == 200, answer.text
     assert "2 jobs" in answer.text
+    assert '<a href="fleet.json">' in answer.text  # it said that its numbers are there, which were nowhere
+    assert browser.get("/fleet.json").json()["totals"]["jobs"] == 2
     pages = re.findall(r'<a href="(jobs/[^"]*)"', answer.text)
     assert len(set(pages)) == 2
     for page in pages:
@@ -311,16 +318,73 @@ def test_an_error_of_the_fleet_is_one_line():
     assert len(error.splitlines()) == 1
 
 
-def test_making_the_page_of_the_fleet_ends(tmp_path):
+def test_the_page_of_the_fleet_ends_with_a_server_that_is_stopped(tmp_path, job):
+    """It went on after SIGTERM, and its files stayed."""
+    for number in range(40):  # which take seconds
+        copy(job, tmp_path / "jobs" / f"job-{number}")
+    (scratch := tmp_path / "scratch").mkdir()
+    command = [sys.executable, "-m", "sm_profiler", "serve", str(tmp_path / "jobs"), "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as server:
+        try:
+            address = server.stdout.readline().decode().strip()
+            urlopen(address, timeout=200).close()  # noqa: S310 - the list, which begins the page
+            (process,) = until(lambda: children_of(server.pid, "sm_profiler.serve.fleet_page"), 200)
+            server.terminate()
+            assert server.wait(200) == 0
+        finally:
+            server.kill()
+    assert not start_time(process)
+    assert not list(scratch.iterdir())
+
+
+def children_of(pid, module):
+    """Return the numbers of a process's children that run a module."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    every = [*listed.parents[1].glob("*/children")]
+    found = [int(number) for path in every for number in path.read_text().split()]
+    return [one for one in found if module.encode() in Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")]
+
+
+@pytest.mark.parametrize("source", ["list", "gone"])
+def test_the_list_of_the_scheduler_completes_the_jobs(tmp_path, job, source):
+    for name in ("slurm-7", "slurm-8"):
+        copy(job, tmp_path / "jobs" / name)
+    listed = tmp_path / "sacct.txt"
+    listed.write_text(
+        "JobIDRaw|JobName|User|State|Elapsed\n7|bert|anna|NODE_FAIL|00:02:00\n9|gone|ben|FAILED|01:00:00\n"
+    )
+    assert main(["serve", str(tmp_path / "jobs"), "--jobs", str(tmp_path / "none")]) == 2
+    jobs = Jobs([str(tmp_path / "jobs")], listed=str(listed if source == "list" else tmp_path / "none"))
+    browser = TestClient(create_app(jobs, surveys=True), base_url="http://127.0.0.1:8899")
+    try:
+        if source == "gone":
+            until(lambda: "Users, machines and costs cannot be read: " in browser.get("/").text, 200)
+            return
+        row = until(lambda: text if "NODE_FAIL" in (text := browser.get("/list?user=anna").text) else "", 200)
+        assert re.search(r">slurm-7 \(bert\)</a>.*failed</span>.*Slurm&#39;s state: NODE_FAIL", row, re.DOTALL)
+        assert "slurm-8" not in row
+        (address,) = re.findall(r'href="(jobs/slurm-7[^"]*)"', row)
+        until(lambda: "failed: Slurm&#39;s state: NODE_FAIL" in browser.get(f"/{address}").text)
+        assert ">gone<" in browser.get("/fleet").text.replace("slurm-9 (gone)", ">gone<")
+    finally:
+        jobs.close()
+
+
+def test_making_the_page_of_the_fleet_ends():
     program = (
         "import sys, time, sm_profiler.serve.fleet_page as page\n"
         "page.make = lambda *_: time.sleep(600)\n"
-        f"sys.argv = ['page', {str(tmp_path)!r}, '1', {str(tmp_path)!r}]\n"
+        "sys.argv = ['page', '/', sys.argv[1], '', '/']\n"
         "page.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "takes too long" in done.stderr
+    for limit_s in (1, 600):  # or with its server
+        command, pipe = [sys.executable, "-c", program, str(limit_s)], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as process:
+            if limit_s > 1:
+                process.stdin.close()
+            assert process.wait(200) == 1
+            assert "takes too long" in process.stderr.read()
 
 
 def copy(job, to):

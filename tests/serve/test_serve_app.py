@@ -164,7 +164,7 @@ def seconds_waited(folder, others=0):
 
     site.pause = pause
     answer = asyncio.run(site.updates(Request(scope)))
-    assert json.loads(answer.body)["state"] == "waiting"
+    assert json.loads(answer.body)["state"] == "reading"
     assert site._waiting == others
     return sum(waits)
 
@@ -301,6 +301,23 @@ def test_refuses_more_jobs_than_it_keeps(tmp_path, monkeypatch):
     assert browser.get("/").status_code == 200
 
 
+def test_a_page_takes_the_place_of_a_job_that_only_the_list_follows(tmp_path, monkeypatch):
+    """The list followed eight jobs, so that the fifth page of others was refused."""
+    monkeypatch.setattr("sm_profiler.serve.jobs.MAX_LIVE", 1)
+    monkeypatch.setattr(Polled, "is_followed", True)
+    for name in ("one", "two"):
+        (tmp_path / name / "framework").mkdir(parents=True)
+    jobs = Jobs([str(tmp_path)], follow=Polled)
+    browser = client(None, jobs)
+    browser.get("/list")
+    first, second = sorted(jobs.listing(), key=lambda job: jobs.watched(job) is None)
+    assert jobs.watched(first) is not None
+    assert browser.get(f"/jobs/{second.id}").status_code == 200
+    browser.get("/list")
+    assert jobs.watched(first) is None
+    assert browser.get(f"/jobs/{first.id}").status_code == 503
+
+
 def test_the_list_reads_jobs_that_have_ended_one_by_one(folder, tmp_path):
     for name in ("a", "b"):
         shutil.copytree(folder / "first", tmp_path / name)
@@ -392,7 +409,7 @@ def test_follows_a_growing_job_by_itself(folder, tmp_path):
 
 def test_versions_of_other_processes_are_not_numbers_of_this_one():
     site = Site(Jobs([]))
-    news = site._news(LiveJob("nothing").snapshot, "other:١٢")
+    news = site._news(LiveJob("nothing").snapshot, "other:١٢", "")
     assert news["version"] == f"{site.boot}:0"
 
 

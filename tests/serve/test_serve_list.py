@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import attrs
 import msgspec
 import pytest
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from sm_profiler.diagnosis.classes import Class
@@ -25,7 +26,7 @@ from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.owners import Owners
 from sm_profiler.serve.pages import render
 from sm_profiler.serve.snapshot import Snapshot, in_brief
-from tests.support.fleets import priced, report_json
+from tests.support.fleets import finding, priced, report_json
 from tests.support.reports import START_S, report_from, training
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
@@ -37,15 +38,15 @@ NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
     [
         ("running", None, "", False, "running", "running"),
         ("", None, "", False, "waiting", "waiting"),
-        ("running", Snapshot(), "", True, "running", "waiting"),
-        ("running", Snapshot(version=1, note="waiting for the first data"), "", True, "running", "waiting for the first data"),
+        ("running", Snapshot(), "", True, "running", "reading what is there"),
+        ("running", Snapshot(version=1, state="waiting", note="waiting for the first data"), "", True, "running", "waiting for the first data"),
         ("ended", None, "", False, "ended", "ended"),
         ("ended", None, "completed", False, "completed", "completed"),
         ("ended", Snapshot(), "", True, "ended", "ended; it is being read"),
         ("ended", Snapshot(), "completed", False, "completed", "completed"),
         ("ended", Snapshot(version=3, state="reading", note="as of now; reading what is there"), "", False, "ended", "ended"),
         ("ended", Snapshot(version=3, state="reading"), "", True, "ended", "ended; it is being read"),
-        ("ended", Snapshot(version=1, note="waiting for the first data"), "", False, "ended", "ended without data"),
+        ("ended", Snapshot(version=1, state="waiting", note="waiting for the first data"), "", False, "ended", "ended without data"),
         ("ended", Snapshot(version=1, state="running"), "", True, "ended", "running"),
         ("ended", Snapshot(version=1, state="ended"), "stopped", False, "stopped", "stopped"),
         ("ended", Snapshot(version=1, state="ended", note="ended with exit code 3"), "", False, "ended", "ended with exit code 3"),
@@ -53,6 +54,7 @@ NASTY = "<img src=x onerror=alert(1)>\"'&\n\u202e"
         ("ended", Snapshot(version=1, state="ended", note="was ended by SIGINT"), "stopped", False, "stopped", "stopped: ended by SIGINT"),
         ("ended", Snapshot(version=1, state="ended", note="was stopped"), "stopped", False, "stopped", "stopped"),
         ("ended", Snapshot(version=1, state="ended", note="completed"), "completed", False, "completed", "completed"),
+        ("ended", Snapshot(version=1, state="ended", note="completed"), "failed", False, "failed", "failed"),
         ("ended", Snapshot(version=1, state="unreadable", note="no access"), "", False, "cannot be read", "cannot be read, trying again: no access"),
     ],
 )  # fmt: skip
@@ -89,6 +91,63 @@ def test_an_end_that_the_verdict_has_is_there_once_with_the_names_of_the_page(ve
     report = attrs.evolve(report, metrics=metrics, verdict=attrs.evolve(report.verdict, main=verdict))
     snapshot = Snapshot(version=1, state="ended", **in_brief(report))
     assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == shown
+
+
+def test_a_failure_without_a_verdict_is_one_sentence():
+    """“The job failed before its first training step: … It failed before its first training step.”"""
+    verdict = Finding(Class.INCONCLUSIVE, "It failed before its first training step.")
+    end = "The job failed before its first training step: ValueError: no such file (train.py:3)."
+    snapshot = Snapshot(version=1, state="ended", main=verdict, end=end)
+    assert row_of(Found("a", "/jobs/a", state="ended"), snapshot).headline == end
+
+
+def test_a_failed_job_has_the_label_of_its_verdict():
+    """Its badge was “Failed”, beside its state “failed”, until the job was followed."""
+    end = {"end": {"state": "crashed", "exit_code": 1, "error": "x", "where": "", "step": 5}}
+    died, healthy = (Facts.of(priced(report_json(verdict=finding(kind, label=label)) | end)) for kind, label in (("DEAD_RANK", "A rank died"), ("BALANCED", "Healthy")))  # fmt: skip
+    assert (died.label, died.mood) == ("A rank died", "issue")
+    assert (healthy.label, healthy.mood) == ("Failed", "issue")
+
+
+def test_an_end_that_only_the_scheduler_knows_is_shown():
+    facts = Facts(status="Failed", failure="Slurm's state: NODE_FAIL", label="Failed", headline="Slurm's state: NODE_FAIL", mood="issue")  # fmt: skip
+    found, ended = Found("a", "/jobs/a", state="ended"), Snapshot(version=1, state="ended", note="completed")
+    shown = [row_of(found, replace(ended, main=Finding(kind, "It waits.")), facts) for kind in Class if kind in {Class.INPUT_BOUND, Class.COMPUTE_BOUND}]  # fmt: skip
+    assert {(row.state, row.line, row.mood) for row in shown} == {("failed", "failed", "issue")}
+    assert {row.headline for row in shown} == {"Slurm's state: NODE_FAIL", "Slurm's state: NODE_FAIL. It waits."}
+    running = row_of(Found("a", "/jobs/a", state="running"), Snapshot(version=1, state="running"), facts)
+    assert (running.state, running.line) == ("running", "running")
+
+
+def test_the_times_of_a_job_are_those_of_its_profile():
+    """A copy of a profile ran when it was copied."""
+    found = Found("a", "/jobs/a", 1_795_800_000.0, "ended")
+    assert row_of(found, None).when == "2026-11-27 17:20"
+    facts = Facts(started=1_790_000_000.0, ended=1_790_000_600.0)
+    assert row_of(found, None, facts).when == "2026-09-21 14:13 to 14:23"
+    later = Snapshot(version=1, state="ended", begun=1_790_000_000.0, data_at=1_790_100_000.0)
+    row = row_of(found, later, facts)
+    assert (row.when, row.latest) == ("2026-09-21 14:13 to 2026-09-22 18:00", 1_790_100_000.0)
+    running = row_of(attrs.evolve(found, state="running"), replace(later, state="running"), facts)
+    assert running.when == "since 2026-09-21 14:13"
+    goes_on = row_of(attrs.evolve(found, state="running"), None, facts)
+    assert goes_on.latest == found.changed
+
+
+def test_a_requeued_job_has_the_machines_of_all_attempts(tmp_path):
+    """It had those of the last one."""
+    job = attrs.evolve(priced(report_json(hosts=("gpu02",))), machines={"gpu01": 0.75, "gpu02": 0.25})
+    assert Facts.of(job).hosts == ("gpu01", "gpu02")
+    for number, host in enumerate(("gpu01", "gpu02")):
+        begin(tmp_path, "slurm-1", "bob", "requeue", host, number)
+    assert Jobs([str(tmp_path)]).listing()[0].owner.hosts == ("gpu01", "gpu02")
+
+
+def test_the_name_that_a_run_was_given_by_itself_is_no_other_name():
+    """`sm-profiler run` calls the job by its folder with a number, and so it was there twice."""
+    names = [("train-20261126-23", "train-20261126-23-257"), ("slurm-7", "bert"), ("7", "7"), ("bert", "17"), ("a", "")]
+    shown = [row_of(Found(name, "/a", state="ended"), None, Facts(job=job)).label for name, job in names]
+    assert shown == ["train-20261126-23", "slurm-7 (bert)", "7", "bert (17)", "a"]
 
 
 @pytest.mark.parametrize("listed_between", [True, False])
@@ -169,12 +228,12 @@ ROWS_OF = [
         user="anna",
         hosts=("gpu01",),
         usd=3.0,
-        changed=1.0,
+        latest=1.0,
         result="Waiting for data",
         state="completed",
     ),
-    row("Bert-2", user="ben", hosts=("gpu01", "gpu02"), usd=9.0, changed=3.0, state="running"),
-    row("llama", user="anna", machine_hours=2.0, changed=2.0, result="Balanced", state="failed"),
+    row("Bert-2", user="ben", hosts=("gpu01", "gpu02"), usd=9.0, latest=3.0, state="running"),
+    row("llama", user="anna", machine_hours=2.0, latest=2.0, result="Balanced", state="failed"),
 ]
 
 
@@ -352,7 +411,7 @@ def test_facts_of_strangers_are_text(tmp_path):
     assert isinstance(job.nodes[0], Node)
 
 
-def begin(folder, name, user, job, host):
+def begin(folder, name, user, job, host, number=1):
     """Write the first lines of a job that began just now."""
     who = {"user": user, "job": job, "host": host}
     record = {
@@ -361,8 +420,8 @@ def begin(folder, name, user, job, host):
         "pid": 0,
         "args": {"node": "algo-1", "host": "vm", "identity": who},
     }
-    path = folder / name / "framework" / "pevents" / "7-algo-1_pythontimeline_7_0_1.json.tmp"
-    path.parent.mkdir(parents=True)
+    path = folder / name / "framework" / "pevents" / f"7-algo-1_pythontimeline_7_0_{number}.json.tmp"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'[\n{{"name": "process_name"}},\n{json.dumps(record)}  ,\n{{"name": "cut')
 
 

@@ -210,7 +210,7 @@ def test_a_thread_follows_while_there_is_a_viewer(job, tmp_path):
     copy_files(job, folder, files[: len(files) // 2])
     live = LiveJob(str(folder), linger_s=0.0)
     try:
-        assert live.watch().state == "waiting"
+        assert live.watch().state == "reading"
         before = until(lambda: live.watch().report)
         copy_files(job, folder, files[len(files) // 2 :])
         until(lambda: steps(live.watch().report) > steps(before))

@@ -85,7 +85,9 @@ def test_the_panel_fits_and_names_the_verdict(snapshot):
     assert 3 <= len(lines) <= LINES + 1
     assert max(map(len, lines)) <= 60
     assert "INPUT_BOUND" in lines[1]
-    assert panel(Snapshot(note="\x1b[2Jx"), width=60)[1] == shorten("sm-profiler: waiting: \\x1b[2Jx", 60)
+    assert panel(Snapshot(state="waiting", note="\x1b[2Jx"), width=60)[1] == shorten(
+        "sm-profiler: waiting: \\x1b[2Jx", 60
+    )
 
 
 def test_the_region_is_left_as_it_was_found(snapshot):
