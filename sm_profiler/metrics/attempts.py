@@ -155,6 +155,13 @@ def trainings(metadata: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
+def processes_before(metadata: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, int]]:
+    """Return name and pid of the processes that belong to a training before the last one."""
+    begin_us = max(trainings(metadata), default=0.0)
+    keys = [((process_name(one), one.get("pid")), (_start_us(one) or begin_us) >= begin_us) for one in metadata]
+    return frozenset(key for key, _ in keys) - {key for key, is_later in keys if is_later}
+
+
 def _start_us(one: Mapping[str, Any]) -> float | None:
     start = one.get("process_us") or one.get("start_us")
     return float(start) if isinstance(start, (int, float)) else None
