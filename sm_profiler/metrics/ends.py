@@ -247,7 +247,7 @@ class JobEnd:
             COMPLETED: f"The job completed, but a process of it failed: {_in_sentence(failed.sentence)}"
             if failed
             else "",
-            CRASHED: f"The {self._what} {ended}{after}{_because(self.error or usual and f'{usual}.', self.place) or '.'}",
+            CRASHED: f"The {self._what} {ended}{after}{_because(self.error or (usual and f'{usual}.'), self.place) or '.'}",
             KILLED: f"The {self._what} {'was killed' if code else UNKNOWN_SIGNAL}{after}{last and f'; {last}'}.",
             UNKNOWN: last and f"The {self._what} ended without a word{after}: {last}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}{_because(self.error, self.place) or ': the kernel killed it.'}",
