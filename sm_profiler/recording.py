@@ -156,7 +156,7 @@ def stop() -> Path:
 
 
 def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile, str]:
-    """Return the configuration as JSON and as a profile, whose folder exists, and why that is not the one asked for."""
+    """Return the configuration as JSON and as a profile, whose folder exists, and why it has another folder than requested."""
     from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
     from sm_profiler.monitor.place import with_variables
@@ -211,7 +211,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 def _why_another(asked: Path | None, own: Path) -> str:
-    """Return why a profile is not in the folder that was asked for, as the end of a sentence."""
+    """Return why a profile has another folder than requested, as the end of a sentence."""
     from sm_profiler.hook.settings import rank_from
     from sm_profiler.run_folder import shown
 

@@ -90,6 +90,6 @@ def signal_name(code: int | None) -> str:
 
 
 def usual_cause(code: int | None) -> str:
-    """Return what it usually means that a process ended with an exit code; "" if it says nothing."""
+    """Return what it usually means that a process ended with an exit code; "" if that is not known."""
     name = signal_name(code)
     return _USUAL.get(signal.Signals[name], "") if name else ""

@@ -158,8 +158,11 @@ def trainings(metadata: Sequence[Mapping[str, Any]]) -> list[float]:
 def processes_before(metadata: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, int]]:
     """Return name and pid of the processes that belong to a training before the last one."""
     begin_us = max(trainings(metadata), default=0.0)
-    keys = [((process_name(one), one.get("pid")), (_start_us(one) or begin_us) >= begin_us) for one in metadata]
-    return frozenset(key for key, _ in keys) - {key for key, is_later in keys if is_later}
+    earlier, later = set[tuple[str, int]](), set[tuple[str, int]]()
+    for one in metadata:
+        if isinstance(pid := one.get("pid"), int):
+            (earlier if (_start_us(one) or begin_us) < begin_us else later).add((process_name(one), pid))
+    return frozenset(earlier - later)
 
 
 def _start_us(one: Mapping[str, Any]) -> float | None:

@@ -286,8 +286,8 @@ class SampleFold:
             for key, (spent, count) in theirs.items():
                 _add(sums, key, spent, count)
             self._bound(process)
-        for key, waited in other._waited.items():
-            self._add_waits(key, waited)
+        for of, waited in other._waited.items():
+            self._add_waits(of, waited)
         for place, text in other._sources.items():
             self._add_source(place, text)
 
@@ -297,9 +297,9 @@ class SampleFold:
         stacks, waited = list[Sampled](), dict[str, tuple[float, float]]()
         for process, sums in self._sums.items():
             found: dict[_Key, list[int]] = {}
-            for (pid, *key), (spent, count) in sums.items():
+            for (pid, phase, long, leaf, places), (spent, count) in sums.items():
                 if (process, pid) not in left_out:
-                    _add(found, (-1, *key), spent, count)
+                    _add(found, (-1, phase, long, leaf, places), spent, count)
             for (_, phase, long, leaf, places), (spent, count) in found.items():
                 stacks.append(Sampled(process, phase, long, places, leaf, spent / 1e6, count))
         for process, pid in sorted(self._waited.keys() - left_out):
