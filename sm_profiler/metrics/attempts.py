@@ -218,7 +218,8 @@ def join_successors(
     ]
     if not renamed:
         return found, records
-    steps, loop, overhead, windows = map(dict, (found.steps, found.loop, found.overhead_us, found.windows_us))
+    steps, loop = dict(found.steps), dict(found.loop)
+    overhead, windows = dict(found.overhead_us), dict(found.windows_us)
     declared, judged = dict(found.declared_us), dict(found.judged)
     for name, first in renamed.items():
         if first in judged or name in judged:
