@@ -41,6 +41,9 @@ class Recording:
         self.hook = hook
         self._monitor = monitor
         self._of_process = of_process  # the process is profiled anyway, and goes on to be
+        self._shell = None if of_process else _shell()
+        if self._shell is not None:
+            self._shell.events.register("post_run_cell", self._end_of_cell)
 
     def __repr__(self) -> str:
         state = "recording to" if self in _running else "recorded in"
@@ -61,6 +64,12 @@ class Recording:
             self._stop()
         return self.folder
 
+    def _end_of_cell(self, *_result: object) -> None:
+        """Record the steps so far: else the pause until the next cell trains would be a part of its first step."""
+        session = self.hook.session
+        with session.guarded("cells"):
+            session.tracker.end_rest()
+
     def _stop(self, exit_code: int = 0, why: str = "") -> None:
         from sm_profiler.hook.entry import uninstall
         from sm_profiler.monitor.left_profile import mark_end
@@ -71,6 +80,8 @@ class Recording:
         if self._of_process:
             return
         atexit.unregister(self.stop)
+        if self._shell is not None:
+            self._shell.events.unregister("post_run_cell", self._end_of_cell)
         uninstall()
         if self._monitor is not None:
             self._monitor.leave()
@@ -81,6 +92,11 @@ class Recording:
             mark_end(self.folder)
         write_state(self.folder, exit_code)
         say(f"{why}next: sm-profiler report {quoted(shown(self.folder))}")
+
+
+def _shell() -> Any:
+    """Return IPython's shell, of a notebook or a terminal; None in a script."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def start(

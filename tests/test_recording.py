@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -231,6 +232,36 @@ def test_the_sampler_and_the_report_show_a_cell_by_its_text(monkeypatch):
     assert source_line("cell 12", 2) == "frame = sys._getframe()"
     assert at_line(Location("cell 12", 2, "<module>", 1.0, source="loss.backward()")) == 'cell 12: "loss.backward()"'
     assert at_line(Location("cell 12", 2, "<module>", 1.0)) == "cell 12:2"
+
+
+class Events:
+    def __init__(self):
+        self.functions = []
+
+    def register(self, name, function):
+        assert name == "post_run_cell"
+        self.functions.append(function)
+
+    def unregister(self, _name, function):
+        self.functions.remove(function)
+
+
+def test_the_pause_between_two_cells_belongs_to_no_step(tmp_path, monkeypatch):
+    """It was the whole of a very long step, in the notebook's event loop."""
+    shell, events = type(sys)("IPython"), Events()
+    shell.get_ipython = lambda: SimpleNamespace(events=events, compile=SimpleNamespace(_filename_map={}))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    with sm_profiler.start(tmp_path / "profile") as recording:
+        deadline = time.monotonic() + 60
+        while recording.hook.session.tracker.rest is None and time.monotonic() < deadline:
+            train(20)
+        assert recording.hook.session.tracker.rest is not None
+        events.functions[0](None)
+        time.sleep(3.0)
+        train(50)
+    assert not events.functions
+    (rank,) = build_report(open_source(tmp_path / "profile", cache=False)).metrics.ranks
+    assert (rank.steps.end - rank.steps.start).max() < 2.5e6
 
 
 SECRETS = [
