@@ -41,6 +41,9 @@ class Recording:
         self.hook = hook
         self._monitor = monitor
         self._of_process = of_process  # the process is profiled anyway, and goes on to be
+        self._shell = None if of_process else _shell()
+        if self._shell is not None:
+            self._shell.events.register("post_run_cell", self._end_of_cell)
 
     def __repr__(self) -> str:
         state = "recording to" if self in _running else "recorded in"
@@ -61,7 +64,13 @@ class Recording:
             self._stop()
         return self.folder
 
-    def _stop(self, exit_code: int = 0) -> None:
+    def _end_of_cell(self, *_result: object) -> None:
+        """Record the steps so far: else the pause until the next cell trains would be a part of its first step."""
+        session = self.hook.session
+        with session.guarded("cells"):
+            session.tracker.end_rest()
+
+    def _stop(self, exit_code: int = 0, why: str = "") -> None:
         from sm_profiler.hook.entry import uninstall
         from sm_profiler.monitor.left_profile import mark_end
         from sm_profiler.monitor.run_state import write_state
@@ -71,6 +80,8 @@ class Recording:
         if self._of_process:
             return
         atexit.unregister(self.stop)
+        if self._shell is not None:
+            self._shell.events.unregister("post_run_cell", self._end_of_cell)
         uninstall()
         if self._monitor is not None:
             self._monitor.leave()
@@ -80,7 +91,12 @@ class Recording:
         else:
             mark_end(self.folder)
         write_state(self.folder, exit_code)
-        say(f"next: sm-profiler report {quoted(shown(self.folder))}")
+        say(f"{why}next: sm-profiler report {quoted(shown(self.folder))}")
+
+
+def _shell() -> Any:
+    """Return IPython's shell, of a notebook or a terminal; None in a script."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def start(
@@ -89,7 +105,8 @@ def start(
 ) -> Recording:
     """Record this process from now on, with the windows of `sm-profiler run` unless a configuration is given.
 
-    In a process that is profiled from its beginning, a line reports that, and nothing else changes.
+    A cell may be run again: a recording that was not stopped ends, and a folder with a profile gets a new one beside it,
+    `runs/1-2`.  In a process that is profiled from its beginning, a line reports that, and nothing else changes.
 
     Args:
         folder: where to write the profile; by default the configuration's, or else a new folder in `./sm-profiler/`.
@@ -99,7 +116,7 @@ def start(
         The recording, which also is a context manager.
 
     Raises:
-        ProfilerError: a profile is being recorded already, no framework is installed, or the folder cannot be used.
+        ProfilerError: no framework is installed, or the folder cannot be used.
     """
     from sm_profiler.container import rooted
     from sm_profiler.hook import entry
@@ -108,12 +125,11 @@ def start(
     from sm_profiler.monitor.run_state import write_state
     from sm_profiler.run_folder import start_monitor
 
-    if _running:
-        raise ProfilerError(
-            f"start: a profile is being recorded already, to {printable(_running[0].folder)}; call sm_profiler.stop() first, "
-            "or use 'with sm_profiler.start():', which stops at the end of the block, even if it fails"
-        )
-    if (found := entry.get_hook(create=False)) is not None:  # a script must not fail because it is profiled
+    before = _running[0] if _running else None
+    if before is not None and before._of_process:
+        before._stop()
+        before = None
+    if before is None and (found := entry.get_hook(create=False)) is not None:  # a script must not fail because of that
         say(
             f"this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
             "'sm-profiler run'): start() and stop() change nothing"
@@ -123,7 +139,9 @@ def start(
     if not any(kind.module in sys.modules or find_spec(kind.module) for kind in frameworks()):
         names = ", ".join(kind.title for kind in frameworks())
         raise ProfilerError(f"start: no training framework is installed here ({names})")
-    text, profile = _configuration(folder, config)
+    text, profile, taken = _configuration(folder, config)
+    if before is not None:
+        before._stop(why="the recording before was not stopped and ends here; ")
     root = rooted(profile.local_path).absolute()
     monitor = start_monitor(profile, f"{NAME}-{time.strftime('%Y%m%d-%H%M%S')}", sample=True)
     write_state(root)
@@ -138,7 +156,7 @@ def start(
     recording = Recording(root, hook, monitor)
     _running.append(recording)
     atexit.register(recording.stop)
-    say(f"writing the profile to {printable(root)}")
+    say(f"writing the profile to {printable(root)}{taken}")
     return recording
 
 
@@ -153,27 +171,22 @@ def stop() -> Path:
     return _running[0].stop()
 
 
-def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile]:
-    """Return the configuration as JSON and as a profile, whose folder exists."""
+def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile, str]:
+    """Return the configuration as JSON and as a profile, whose folder exists, and why it has another folder than requested."""
     from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
-    from sm_profiler.hook.settings import rank_from
     from sm_profiler.monitor.place import with_variables
     from sm_profiler.run_folder import FolderTakenError, default_config, profile_folder
 
     try:
         if config is None:
-            text = default_config(profile_folder(NAME, Path(folder) if folder is not None else None)).read_text("utf-8")
-            return text, load_profile(text)
+            asked = Path(folder) if folder is not None else None
+            own = profile_folder(NAME) if asked is None else _own_folder(asked)
+            text = default_config(own).read_text("utf-8")
+            return text, load_profile(text), _why_another(asked, own)
         request = _request(config)
         if folder is not None:
-            parameters = request.get("ProfilingParameters") or {}
-            if not isinstance(parameters, Mapping):
-                raise ProfilerError(
-                    f"start: ProfilingParameters of the configuration is an object, not {type(parameters).__name__}"
-                )
-            local = {"LocalPath": str(Path(folder).absolute())}
-            request = {**request, "ProfilingParameters": {**parameters, **local}}
+            request = _with_folder(request, Path(folder).absolute())
         text = json.dumps(request)
         profile = load_profile(text)
         for problem in profile.warnings:
@@ -181,11 +194,14 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         if not profile.hook_on:
             raise ProfilerError(f"start: this configuration records no framework: {profile.off}")
         profile = with_variables(profile)
-        profile_folder(NAME, rooted(profile.local_path))
+        asked = rooted(profile.local_path)
+        own = _own_folder(asked)
+        if own.name != asked.name:
+            text = json.dumps(_with_folder(request, Path(profile.local_path).with_name(own.name)))
+            profile = with_variables(load_profile(text))
     except FolderTakenError as error:
-        of_ranks = "" if rank_from() is None else "; to profile all ranks, start them with 'sm-profiler run'"
         raise FolderTakenError(
-            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler{of_ranks}"
+            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler"
         ) from None
     except OSError as error:
         place = error.filename or folder or "the current folder"
@@ -194,7 +210,43 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         raise
     except (TypeError, ValueError) as error:  # a folder that is no path, or a configuration that is no JSON
         raise ProfilerError(f"start: {printable(error)}") from None
-    return text, profile
+    return text, profile, _why_another(asked, own)
+
+
+def _own_folder(folder: Path) -> Path:
+    """Create and return a folder for a profile, or one beside it if it has a profile: a cell is run again and again."""
+    from sm_profiler.formats.layout import IGNORED_FOLDER
+    from sm_profiler.run_folder import FolderTakenError, new_folder, profile_folder
+
+    try:
+        return profile_folder(NAME, folder)
+    except FolderTakenError:
+        if not (folder / IGNORED_FOLDER).is_dir():  # that is no profile
+            raise
+    return new_folder(folder.absolute().parent, folder.absolute().name)
+
+
+def _why_another(asked: Path | None, own: Path) -> str:
+    """Return why a profile has another folder than requested, as the end of a sentence."""
+    from sm_profiler.hook.settings import rank_from
+    from sm_profiler.run_folder import shown
+
+    if asked is None or asked.absolute() == own:
+        return ""
+    of_ranks = "" if rank_from() is None else "; to profile all ranks together, start them with 'sm-profiler run'"
+    return f": {printable(shown(asked))} has one already{of_ranks}"
+
+
+def _with_folder(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration whose profile goes to a folder."""
+    from sm_profiler.container import escaped
+
+    parameters = request.get("ProfilingParameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise ProfilerError(
+            f"start: ProfilingParameters of the configuration is an object, not {type(parameters).__name__}"
+        )
+    return {**request, "ProfilingParameters": {**parameters, "LocalPath": escaped(str(folder))}}
 
 
 def _request(config: Any) -> dict[str, Any]:

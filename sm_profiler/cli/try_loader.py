@@ -64,7 +64,7 @@ def run_try_loader(options: Namespace) -> int:
     command = find_script(options)
     if not 0 < options.seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
-    needed, alarm = batches_needed(options.profile) if options.profile else (None, "")
+    needed, alarm, instead = batches_needed(options.profile) if options.profile else (None, "", "")
     with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
         plan = make_plan(options, Path(folder, "result.json"))
         before = machine_time()
@@ -74,14 +74,14 @@ def run_try_loader(options: Namespace) -> int:
     if outcome is None:
         raise ProfilerError(no_loader(code, options))
     outcome = attrs.evolve(outcome, others=others)
-    best = outcome.best(needed)
+    best = None if instead else outcome.best(needed)
     found = {**attrs.asdict(outcome), "best": attrs.asdict(best) if best else None, "needed_per_second": needed}
     if options.json == "-":
         print(strict_json(found, indent=1))
     else:
         if options.json:
             Path(options.json).write_text(strict_json(found, indent=1) + "\n")
-        print(trial_table(outcome, needed, alarm))
+        print(trial_table(outcome, needed, alarm, instead))
     if outcome.interrupted:
         return INTERRUPTED
     return DONE if outcome.measured else BAD
@@ -214,9 +214,16 @@ def no_loader(code: int, options: Namespace) -> str:
     )
 
 
-def batches_needed(where: str) -> tuple[float, str]:
-    """Return the batches a second that a recorded loop needs if it does not wait, and why it may need more; "" if it does not."""
+def batches_needed(where: str) -> tuple[float, str, str]:
+    """Return the batches a second that a recorded loop needs if it does not wait, and two texts, "" if they do not apply.
+
+    Returns:
+        the number; why the loop may need more; the report's advice if workers would only take cores from the training.
+    """
     from sm_profiler.diagnosis.limits import NOTICEABLE
+    from sm_profiler.diagnosis.profile.case import Case
+    from sm_profiler.diagnosis.profile.inputs import workers_of
+    from sm_profiler.diagnosis.words import ADVICE
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compute_seconds
     from sm_profiler.source import open_source
@@ -226,19 +233,23 @@ def batches_needed(where: str) -> tuple[float, str]:
     if not seconds:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     alarm = f"Other programs kept this loop waiting for a CPU core {percent(share)} of its time: alone, it needs more."
-    return 1 / seconds, alarm if share >= NOTICEABLE else ""
+    case = Case(report.metrics, {})
+    pool = workers_of(case)
+    shared = case.would_share_cores(pool.now, pool.wait / max(pool.wait + pool.rest, 1e-9))
+    return 1 / seconds, alarm if share >= NOTICEABLE else "", ADVICE["input_one_core"] if shared else ""
 
 
-def trial_table(outcome: LoaderTrials, needed: float | None = None, alarm: str = "") -> str:
+def trial_table(outcome: LoaderTrials, needed: float | None = None, alarm: str = "", instead: str = "") -> str:
     """Return the table of all trials, the best of them, and what it means for the loop."""
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
-    rows = [HEAD, *(_row(trial, outcome.best(needed), needed) for trial in outcome.trials)]
+    best, enough = (None, None) if instead else (outcome.best(needed), needed)
+    rows = [HEAD, *(_row(trial, best, enough) for trial in outcome.trials)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append(f"  {'  '.join(cells)}  {row[-1]}".rstrip())
-    return "\n".join([*lines, *advice(outcome, needed), *filter(None, (alarm,))])
+    return "\n".join([*lines, *advice(outcome, needed, instead), *filter(None, (alarm,))])
 
 
 def _row(trial: LoaderTrial, best: LoaderTrial | None, needed: float | None) -> tuple[str, ...]:
@@ -256,13 +267,16 @@ def _row(trial: LoaderTrial, best: LoaderTrial | None, needed: float | None) -> 
     )
 
 
-def advice(outcome: LoaderTrials, needed: float | None) -> list[str]:
-    """Return the sentences that follow the table."""
-    best = outcome.best(needed)
+def advice(outcome: LoaderTrials, needed: float | None, instead: str = "") -> list[str]:
+    """Return the sentences that follow the table; `instead` replaces a setting if workers would not help the training."""
+    best = outcome.best(None if instead else needed)
     if best is None or best.per_second is None:
         return ["No setting delivered a batch."]
-    lines = [f"Best: {written(best.setting)}: {best.per_second:,.1f} batches/s{_compared(outcome, best)}."]
-    if needed:
+    label = "Fastest while nothing is trained" if instead else "Best"
+    lines = [f"{label}: {written(best.setting)}: {best.per_second:,.1f} batches/s{_compared(outcome, best)}."]
+    if instead:
+        lines.append(instead)
+    elif needed:
         lines.append(_enough(best, needed))
     if (outcome.others or 0.0) >= BUSY:
         lines.append(

@@ -185,7 +185,7 @@ class Launched:
         return (
             "the agent has stored nothing",
             (
-                "check that sm-profiler[aws] is installed in the container (in its image or requirements.txt), and that the "
+                "check that sm-profiler[aws,gpu] is installed in the container (in its image or requirements.txt), and that the "
                 "job's role may write there"
             ),
         )

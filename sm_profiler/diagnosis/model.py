@@ -337,8 +337,21 @@ class Report:
         share = self.metrics.overhead
         if share is None:
             return "not recorded"
-        text = f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
+        text = f"{percent_of_cost(share)} of the training loop, measured by the hook itself{self._parts_of_cost}"
         return f"{text}; the run is too short to show the share in a longer one" if self.is_short_for_cost else text
+
+    @property
+    def cost_of_windows(self) -> float | None:
+        """The part of the hook's own time for windows, which a longer job has no more of; None without one."""
+        own = self.metrics.records.get(PROFILING, Records())  # of any job that the hook recorded, a few moments
+        return self.metrics.windows_cost if any(one.args.kind == "window" for one in own.longest) else None
+
+    @property
+    def _parts_of_cost(self) -> str:
+        share, windows = self.metrics.overhead or 0.0, self.cost_of_windows
+        if windows is None:
+            return ""
+        return f": {percent_of_cost(windows)} for its windows, and {percent_of_cost(max(share - windows, 0.0))} for the rest"
 
     @property
     def is_short_for_cost(self) -> bool:
@@ -357,11 +370,10 @@ class Report:
                 f"Profiling cost {percent_of_cost(share)} of the training loop. The run is too short to show the share in a longer "
                 "one: the profiler's own work takes most of it."
             )
-        text = f"Profiling cost {percent_of_cost(share)} of the training loop."
-        own = self.metrics.records.get(PROFILING, Records())  # of any job that the hook recorded, a few moments
-        if not any(one.args.kind == "window" for one in own.longest):
+        text = f"Profiling cost {percent_of_cost(share)} of the training loop{self._parts_of_cost}."
+        if self.cost_of_windows is None:
             return text
-        return f"{text} In a longer job, the share of its windows is smaller; leave out windows that you do not need."
+        return f"{text} A longer job pays no more for windows; leave out those that you do not need."
 
     @property
     def left_out_alarm(self) -> str | None:

@@ -18,6 +18,12 @@ RUNNING = "running"
 UNKNOWN = "unknown"
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})  # that ask a process to stop
+_USUAL = {  # what it usually means that a signal ended a process
+    signal.SIGABRT: "native code gave up, as NCCL's watchdog does after its timeout",
+    signal.SIGSEGV: "native code used memory that it must not",
+    signal.SIGBUS: "memory could not be backed, as when /dev/shm is full",
+    signal.SIGILL: "native code was built for another processor",
+}
 
 # Arguments of the record.
 END, END_ERROR, END_PLACE, END_CODE, END_US, END_STEP, OOM_KILLS = (
@@ -81,3 +87,9 @@ def signal_name(code: int | None) -> str:
     """Return the signal of an exit code; "" for none."""
     number = (code or 0) - 128
     return signal.Signals(number).name if number in {known.value for known in signal.Signals} else ""
+
+
+def usual_cause(code: int | None) -> str:
+    """Return what it usually means that a process ended with an exit code; "" if that is not known."""
+    name = signal_name(code)
+    return _USUAL.get(signal.Signals[name], "") if name else ""

@@ -584,7 +584,10 @@ class Session(StepObserver):
             self._notify("exit")
 
     def leave(self, code: int) -> None:
-        """Write what is queued: the process leaves without exit functions, perhaps because a thread hangs."""
+        """Write what is queued: the process leaves without exit functions, perhaps because a thread hangs.
+
+        With the code 0 it has done its work, so that it may wait for conversions, as at a usual end.
+        """
         if not self.is_recording or os.getpid() != self._pid:
             return
         steps = self.tracker.completed
@@ -592,6 +595,8 @@ class Session(StepObserver):
             self.tracker.end_step()
         self._ended = {**how_it_leaves(code), END_US: self.timebase.now_us(), END_STEP: steps}
         self.recorder.complete_file(LEAVE_SECONDS)
+        if not code:
+            self._notify("finish", also_failed=True)
 
     def fail(self, error: BaseException) -> None:
         """Stop recording after an internal error outside any collector; the training continues."""

@@ -155,6 +155,16 @@ def trainings(metadata: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
+def processes_before(metadata: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, int]]:
+    """Return name and pid of the processes that belong to a training before the last one."""
+    begin_us = max(trainings(metadata), default=0.0)
+    earlier, later = set[tuple[str, int]](), set[tuple[str, int]]()
+    for one in metadata:
+        if isinstance(pid := one.get("pid"), int):
+            (earlier if (_start_us(one) or begin_us) < begin_us else later).add((process_name(one), pid))
+    return frozenset(earlier - later)
+
+
 def _start_us(one: Mapping[str, Any]) -> float | None:
     start = one.get("process_us") or one.get("start_us")
     return float(start) if isinstance(start, (int, float)) else None
@@ -187,7 +197,7 @@ def since_training(
         return {name: value for name, value in values.items() if name in steps}
 
     return attrs.evolve(
-        found, steps=steps, loop=own(loop), overhead_us=own(found.overhead_us), judged=own(found.judged),
+        found, steps=steps, loop=own(loop), overhead_us=own(found.overhead_us), windows_us=own(found.windows_us), judged=own(found.judged),
         declared_us=own(found.declared_us), collected_us=own(found.collected_us),
         pids=dict.fromkeys(own(found.pids), 1),
     ), records  # fmt: skip
@@ -208,7 +218,8 @@ def join_successors(
     ]
     if not renamed:
         return found, records
-    steps, loop, overhead = dict(found.steps), dict(found.loop), dict(found.overhead_us)
+    steps, loop = dict(found.steps), dict(found.loop)
+    overhead, windows = dict(found.overhead_us), dict(found.windows_us)
     declared, judged = dict(found.declared_us), dict(found.judged)
     for name, first in renamed.items():
         if first in judged or name in judged:
@@ -216,12 +227,15 @@ def join_successors(
             judged[first] = joined_judged(before, after)
         steps[first] = StepRows.joined(steps[first], steps.pop(name))
         loop[first] = (loop[first][0], loop.pop(name)[1])
-        if name in overhead:
-            overhead[first] = overhead.get(first, 0.0) + overhead.pop(name)
+        for own in (overhead, windows):
+            if name in own:
+                own[first] = own.get(first, 0.0) + own.pop(name)
         if name in declared:
             both, more = dict(declared.get(first, {})), declared.pop(name)
             declared[first] = {one: both.get(one, 0.0) + more.get(one, 0.0) for one in {**both, **more}}
-    found = attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared, judged=judged)
+    found = attrs.evolve(
+        found, steps=steps, loop=loop, overhead_us=overhead, windows_us=windows, declared_us=declared, judged=judged
+    )
     return found, records
 
 

@@ -28,6 +28,7 @@ from sm_profiler.formats.process_end import (
     UNKNOWN,
     bounded_line,
     signal_name,
+    usual_cause,
 )
 from sm_profiler.formats.recorded import Hang
 from sm_profiler.formatting import duration, plural
@@ -38,6 +39,7 @@ FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running
 LEFT_S = 60.0  # the same if its processes have left files open, as in a copy of a running job's folder
 BEFORE_STEPS = "before its first training step"
+UNKNOWN_SIGNAL = "was ended by a signal"  # SIGKILL, or one of native code that gives up
 _FLUSH_S = 5.0  # the records of a killed process end up to so long before it does
 _TOGETHER_S = 2.0  # processes that were killed within this time were killed by the same hand
 _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy job end closer to each other
@@ -111,7 +113,7 @@ class RankEnd:
         if self.state == OUT_OF_MEMORY and self.error:
             return "ran out of memory"
         if self.state == KILLED and self.exit_code is None:
-            return "was ended by a signal"  # SIGKILL, or one of native code that aborts
+            return UNKNOWN_SIGNAL
         if self.state in {KILLED, OUT_OF_MEMORY}:
             return "was killed"
         if self.exit_code and not self.error:
@@ -122,7 +124,7 @@ class RankEnd:
     @property
     def _why(self) -> str:
         killed = self.state == OUT_OF_MEMORY and not self.error
-        return " because memory ran out" if killed else _because(self.error, self.place)
+        return " because memory ran out" if killed else _because(self.error or usual_cause(self.exit_code), self.place)
 
 
 @attrs.frozen
@@ -238,14 +240,15 @@ class JobEnd:
         by_signal = signal_name(self.exit_code)
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
+        usual = usual_cause(self.exit_code)
         ended = f"was ended by {by_signal}" if by_signal else f"ended{code}" if code else "failed"
         failed = next((one for one in self.ranks if one.state in FAILED), None)
         text = {
             COMPLETED: f"The job completed, but a process of it failed: {_in_sentence(failed.sentence)}"
             if failed
             else "",
-            CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
-            KILLED: f"The {self._what} was killed{after}{last and f'; {last}'}.",
+            CRASHED: f"The {self._what} {ended}{after}{_because(self.error or (usual and f'{usual}.'), self.place) or '.'}",
+            KILLED: f"The {self._what} {'was killed' if code else UNKNOWN_SIGNAL}{after}{last and f'; {last}'}.",
             UNKNOWN: last and f"The {self._what} ended without a word{after}: {last}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}{_because(self.error, self.place) or ': the kernel killed it.'}",
             STOPPED: f"The {self._what} was stopped{self._by_signal}{self._while}{by}.",

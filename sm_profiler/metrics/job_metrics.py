@@ -205,6 +205,7 @@ class JobMetrics:
         system: system metrics over time.
         loader: settings of the data loader.
         overhead: the hook's own time as a share of the loop, the largest of the ranks; None if not recorded.
+        windows_cost: of it for windows.
         instance_type: type of the instances, if the user or the job gave it.
         metadata: the hook's record of each process.
         memory: process → (seconds, bytes) of its resident memory.
@@ -238,6 +239,7 @@ class JobMetrics:
     system: SystemSeries
     loader: LoaderSettings
     overhead: float | None = None
+    windows_cost: float = 0.0
     instance_type: str | None = None
     metadata: tuple[dict[str, Any], ...] = ()
     memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
@@ -780,11 +782,13 @@ def measure_job(  # most are optional parts
         )
         for (node, device), data in system.of("gpu").items()
     )
+    costs = summary.overhead_us, summary.windows_us
     overheads = [
-        summary.overhead_us[rank.name] / 1e6 / (rank.loop + rank.excluded)
+        tuple(spent.get(rank.name, 0.0) / 1e6 / (rank.loop + rank.excluded) for spent in costs)
         for rank in ranks
         if rank.name in summary.overhead_us and rank.loop > 0
     ]
+    overhead, windows_cost = max(overheads, default=(None, 0.0))
     return JobMetrics(
         name=name,
         start=start,
@@ -795,7 +799,8 @@ def measure_job(  # most are optional parts
         gpus=gpus,
         system=system,
         loader=_loader(summary.loader, metadata),
-        overhead=max(overheads, default=None),
+        overhead=overhead,
+        windows_cost=windows_cost,
         instance_type=instance_type,
         metadata=metadata,
         memory=memory or {},

@@ -12,6 +12,7 @@ import numpy as np
 from sm_profiler.folding import error_line
 from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
+from sm_profiler.metrics.attempts import processes_before
 from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts, StoredEnd
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.left_out import FunctionTime, read_functions
@@ -78,9 +79,9 @@ class MetricFolds:
             broken: receives the names of folds without a result, each with one line about the error; default: raise it.
         """
 
-        def result(fold: Any) -> Any:
+        def result(fold: Any, *known: Any) -> Any:
             try:
-                return fold.result()
+                return fold.result(*known)
             except Exception as error:
                 if broken is None:
                     raise
@@ -93,7 +94,7 @@ class MetricFolds:
         types = {node: owner[INSTANCE_TYPE] for node, owner in system.owners.items() if owner.get(INSTANCE_TYPE)}
         types |= {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
         recorded_type = next(iter(types.values()), None)
-        samples, steps = result(self.samples), result(self.steps)
+        samples, steps = result(self.samples, processes_before(metadata)), result(self.steps)
         description = job.description if job.description is not None else getattr(source, "description", None)
         return measure_job(
             steps,

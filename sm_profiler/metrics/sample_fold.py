@@ -79,7 +79,7 @@ class _Args(msgspec.Struct):
 
 _MODULES = "torch.nn."  # start of the functions of a forward pass
 _DECODER = msgspec.json.Decoder(_Args)
-_Key = tuple[str, bool, str, tuple[Place, ...]]
+_Key = tuple[int, str, bool, str, tuple[Place, ...]]  # pid, and fields as in `Sampled`
 
 
 @attrs.frozen
@@ -222,7 +222,8 @@ class SampleFold:
         ] = {}  # microseconds, so that sums do not depend on the order; samples
         self._sources: dict[tuple[str, int], str] = {}
         self._course: dict[str, Course] = {}
-        self._waited: dict[str, list[int]] = {}  # microseconds without a core: in usual steps, in long ones
+        # process and pid → microseconds without a core: in usual steps, in long ones
+        self._waited: dict[tuple[str, int], list[int]] = {}
 
     def update(self, window: EventWindow) -> None:
         """Add the events of one window."""
@@ -231,12 +232,13 @@ class SampleFold:
         if not found.any():
             return
         rows = events[found]
-        for node, code, at_us in zip(rows.node.codes, rows.args.codes, rows.start_us.tolist(), strict=True):
+        columns = rows.node.codes, rows.pid.tolist(), rows.args.codes, rows.start_us.tolist()
+        for node, pid, code, at_us in zip(*columns, strict=True):
             args = _decode(rows.args.values[code])
             if args is not None and math.isfinite(at_us):
-                self._add_event(rows.node.values[node], args, at_us)
+                self._add_event(rows.node.values[node], pid, args, at_us)
 
-    def _add_event(self, process: str, args: _Args, at_us: float) -> None:
+    def _add_event(self, process: str, pid: int, args: _Args, at_us: float) -> None:
         places = _places(args)
         for place, text in zip(places, args.lines, strict=False):
             if text:
@@ -244,10 +246,11 @@ class SampleFold:
         sums, course = self._sums.setdefault(process, {}), self._course.setdefault(process, Course())
         middle_us = round(at_us - (min(args.seconds, MAX_PERIOD) if args.seconds > 0 else 0.0) / 2 * 1e6)
         for one in _stacks(args, places):
-            _add(sums, (one.phase, one.long, one.leaf, one.places), one.microseconds, one.count)
+            _add(sums, (pid, one.phase, one.long, one.leaf, one.places), one.microseconds, one.count)
             if one.places:
                 course.add((one.phase, one.places[-1]), middle_us, one.microseconds, one.count)
-        self._add_waits(process, [round(one * 1e3) for one in args.waited_ms if 0 <= one <= MAX_SECONDS * 1e3])
+        waited = [round(one * 1e3) for one in args.waited_ms if 0 <= one <= MAX_SECONDS * 1e3]
+        self._add_waits((process, pid), waited)
         self._bound(process)
 
     def _add_source(self, place: tuple[str, int], text: str) -> None:
@@ -259,10 +262,10 @@ class SampleFold:
     def _bound_sources(self) -> None:
         self._sources = dict(sorted(self._sources.items())[:MAX_NAMES])
 
-    def _add_waits(self, process: str, waited: Sequence[int]) -> None:
-        before = self._waited.get(process, [0, 0])
+    def _add_waits(self, key: tuple[str, int], waited: Sequence[int]) -> None:
+        before = self._waited.get(key, [0, 0])
         if len(waited) == len(before):
-            self._waited[process] = [one + more for one, more in zip(before, waited, strict=True)]
+            self._waited[key] = [one + more for one, more in zip(before, waited, strict=True)]
 
     def _bound(self, process: str) -> None:
         sums = self._sums[process]
@@ -271,8 +274,8 @@ class SampleFold:
             return
         ranked = sorted(sums.items(), key=lambda item: (-item[1][0], str(item[0])))
         kept = dict(ranked[:MAX_STACKS])
-        for (phase, long, _, _), (spent, count) in ranked[MAX_STACKS:]:
-            _add(kept, (phase, long, "", ()), spent, count)
+        for (pid, phase, long, _, _), (spent, count) in ranked[MAX_STACKS:]:
+            _add(kept, (pid, phase, long, "", ()), spent, count)
         self._sums[process] = kept
 
     def merge(self, other: SampleFold) -> None:
@@ -283,26 +286,27 @@ class SampleFold:
             for key, (spent, count) in theirs.items():
                 _add(sums, key, spent, count)
             self._bound(process)
-        for process, waited in other._waited.items():
-            self._add_waits(process, waited)
+        for of, waited in other._waited.items():
+            self._add_waits(of, waited)
         for place, text in other._sources.items():
             self._add_source(place, text)
 
-    def result(self) -> Samples:
-        """Return all stacks."""
+    def result(self, left_out: Collection[tuple[str, int]] = ()) -> Samples:
+        """Return all stacks but those of some processes, given by name and pid: an earlier training's."""
         self._bound_sources()
-        waited = {process: (usual / 1e6, long / 1e6) for process, (usual, long) in sorted(self._waited.items())}
-        return Samples(
-            tuple(sorted(self._each(), key=_rank)),
-            dict(self._sources),
-            copy.deepcopy(dict(sorted(self._course.items()))),
-            waited,
-        )
-
-    def _each(self) -> Iterable[Sampled]:
+        stacks, waited = list[Sampled](), dict[str, tuple[float, float]]()
         for process, sums in self._sums.items():
-            for (phase, long, leaf, places), (spent, count) in sums.items():
-                yield Sampled(process, phase, long, places, leaf, spent / 1e6, count)
+            found: dict[_Key, list[int]] = {}
+            for (pid, phase, long, leaf, places), (spent, count) in sums.items():
+                if (process, pid) not in left_out:
+                    _add(found, (-1, phase, long, leaf, places), spent, count)
+            for (_, phase, long, leaf, places), (spent, count) in found.items():
+                stacks.append(Sampled(process, phase, long, places, leaf, spent / 1e6, count))
+        for process, pid in sorted(self._waited.keys() - left_out):
+            before, more = waited.get(process, (0.0, 0.0)), self._waited[process, pid]
+            waited[process] = before[0] + more[0] / 1e6, before[1] + more[1] / 1e6
+        course = copy.deepcopy(dict(sorted(self._course.items())))
+        return Samples(tuple(sorted(stacks, key=_rank)), dict(self._sources), course, waited)
 
 
 def _rank(one: Sampled) -> tuple[object, ...]:

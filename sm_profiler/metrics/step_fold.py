@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -56,6 +57,7 @@ __all__ = [
     "EventWindow", "LoaderSettings", "StepFold", "StepRows", "StepSummary", "classify", "column", "columns", "each_process",
     "spread_results",
 ]  # fmt: skip
+_WINDOWS = re.compile(r'"windows_us": ?(\d{1,12}(?:\.\d+)?)')  # in the arguments of an event of the hook's own time
 
 
 class EventWindow(Protocol):
@@ -86,6 +88,7 @@ class StepSummary:
     loop: dict[str, tuple[float, float]]  # first and last moment of the loop, µs
     loader: LoaderSettings
     overhead_us: dict[str, float]  # time spent by the hook itself
+    windows_us: dict[str, float]  # of it for its windows
     pids: dict[str, int]  # processes with this name; more than one after a restart
     declared_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → the script's own phases
     collected_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → part → garbage collections
@@ -139,6 +142,7 @@ class StepFold:
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], Chunk] = {}
         self._overhead: dict[str, float] = {}
+        self._windows: dict[str, float] = {}
         self._pids: dict[str, set[int]] = {}
         self._loader = (-np.inf, -1, -1)  # of the latest event: its start, workers, pinned memory
         self._levels: dict[str, int] = {}
@@ -167,9 +171,12 @@ class StepFold:
     def _add_overhead(self, events: EventColumns, rows: Ints) -> None:
         codes = events.node.codes[rows]
         spent = np.bincount(codes, exact(events.duration_us[rows]))
+        found = [_WINDOWS.search(events.args.values[code]) for code in events.args.codes[rows].tolist()]
+        windows = np.bincount(codes, exact(np.asarray([float(one[1]) if one else 0.0 for one in found])))
         for code in np.flatnonzero(np.bincount(codes)):
             node = events.node.values[code]
             self._overhead[node] = self._overhead.get(node, 0.0) + float(spent[code])
+            self._windows[node] = self._windows.get(node, 0.0) + float(windows[code])
 
     def _remember_loader(self, events: EventColumns, kinds: NDArray[np.int8]) -> None:
         known = (events.num_workers >= 0) & (kinds != STEP)
@@ -185,6 +192,8 @@ class StepFold:
             self._chunks[key] = joined([self._chunks[key], chunk]) if key in self._chunks else chunk
         for node, spent in other._overhead.items():
             self._overhead[node] = self._overhead.get(node, 0.0) + spent
+        for node, spent in other._windows.items():
+            self._windows[node] = self._windows.get(node, 0.0) + spent
         for node, pids in other._pids.items():
             self._pids.setdefault(node, set()).update(pids)
         self._loader = max(self._loader, other._loader)
@@ -262,6 +271,7 @@ class StepFold:
             loop={node: (joined[node].first_us, joined[node].last_us) for node in steps},
             loader=LoaderSettings(*self._loader[1:]),
             overhead_us=dict(sorted(self._overhead.items())),
+            windows_us=dict(sorted(self._windows.items())),
             pids={node: len(pids) for node, pids in sorted(self._pids.items())},
             declared_us={node: joined[node].declared for node in steps if joined[node].declared},
             collected_us={node: joined[node].collected for node in steps if joined[node].collected},

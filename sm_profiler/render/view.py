@@ -408,6 +408,8 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         tiles.append(("Billed", duration(billed.billable_s), note))
     recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
     note = "of the loop's time" + (", in a run that is too short to show more" if report.is_short_for_cost else "")
+    if report.cost_of_windows is not None and not report.is_short_for_cost:
+        note = f"{note}, {percent_of_cost(report.cost_of_windows)} for its windows"
     tiles.append(
         (
             "Profiling cost",

@@ -287,6 +287,17 @@ def test_a_child_that_leaves_without_exit_functions_keeps_its_steps(tmp_path, be
     assert len(of_child) == child["end_step"]
 
 
+def test_a_process_that_leaves_without_exit_functions_has_its_windows_converted(tmp_path):
+    """`sm-profiler run` had returned before, so that a report right after it lacked what the window recorded."""
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(FORKING.replace("if not (child := os.fork()):", "if True:"))
+    window = json.dumps({"StartStep": 1, "NumSteps": 2})
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile), "DetailedProfilingConfig": window}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script), "5", "os._exit(0)"]
+    subprocess.run(command, env=environment(SM_PROFILER_CONFIG=config), check=True, timeout=120)
+    assert list(profile.rglob("*.trace.json.gz"))
+
+
 def test_the_record_of_a_living_process_waits_for_its_exit_code(tmp_path):
     command = [sys.executable, "-c", f"{LEAVE}print(flush=True)\nsys.stdin.read()\nsys.exit(7)", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -156,7 +156,9 @@ def test_sigkill_for_the_script_and_its_monitor_while_it_starts_is_known_on_this
     local_job.until(lambda: not NodeLock(local_job.root, "algo-1").is_held())  # the kernel has ended all threads
     ending = build_report(open_source(local_job.root)).metrics.ending
     assert ending.state == "killed"
-    assert ending.sentence.startswith("The job was killed before its first training step; its last sign of life was ")
+    assert ending.sentence.startswith(
+        "The job was ended by a signal before its first training step; its last sign of life was "
+    )
     for path in local_job.root.rglob("*"):
         os.utime(path, (0, time.time() - 100))
     assert not is_over_here(local_job.root, "another machine")

@@ -68,7 +68,9 @@ def test_a_crash_comes_first_and_the_speed_below():
         (of_run("completed", 0), [RankEnd("algo-1-0", "killed", step=9)], "completed", ""),  # _exit(0) in C
         (of_run("completed", 0), [RankEnd("7-algo-1", "crashed", 3, step=9)], "completed", "The job completed, but a process of it failed: after 9 training steps, 7-algo-1 ended with exit code 3."),
         (of_run("crashed", 3), [RankEnd("algo-1-0", "exited", step=9)], "crashed", "The script ended with exit code 3 after 9 training steps."),
-        (of_run("crashed", 139), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGSEGV after at least 9 training steps."),
+        (of_run("crashed", 139), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGSEGV after at least 9 training steps: native code used memory that it must not."),
+        (of_run("crashed", 134), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGABRT after at least 9 training steps: native code gave up, as NCCL's watchdog does after its timeout."),
+        (of_run("crashed", 135), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGBUS after at least 9 training steps: memory could not be backed, as when /dev/shm is full."),
         (of_run("killed", 137), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "killed", "The script was killed after at least 9 training steps."),
         (of_run("out_of_memory", 137), [], "out_of_memory", "The script ran out of memory: the kernel killed it."),
         *((of_run("crashed", 1), [RankEnd("algo-1-0", "crashed", error=error, step=9, place="train.py:5")], "out_of_memory", f"The script ran out of memory after 9 training steps: {error} (train.py:5)") for error in NOT_ALLOCATED),
@@ -76,7 +78,7 @@ def test_a_crash_comes_first_and_the_speed_below():
         (of_run("stopped", 130), [RankEnd("algo-1-0", "stopped", error="KeyboardInterrupt", step=1)], "stopped", "The script was stopped after 1 training step by Ctrl-C."),
         (of_run("running"), [RankEnd("algo-1-0", step=9)], "running", "The job is still running: this is the verdict so far, after 9 training steps."),
         (of_run("unknown"), [RankEnd("algo-1-0", step=9)], "unknown", ""),  # `sm-profiler run` itself was killed
-        (EndFacts(is_fresh=True), [RankEnd("algo-1-0", "killed", step=9)], "killed", "The job was killed after 9 training steps."),
+        (EndFacts(is_fresh=True), [RankEnd("algo-1-0", "killed", step=9)], "killed", "The job was ended by a signal after 9 training steps."),
         (EndFacts(finished=True), [RankEnd("algo-1-0", "crashed", error="E", step=9)], "crashed", "The job failed after 9 training steps: E"),
         (EndFacts(finished=True), [RankEnd("algo-1-0", step=9)], "completed", ""),
         (EndFacts(is_fresh=True), [RankEnd("algo-1-0", step=9)], "running", "The job is still running: this is the verdict so far, after 9 training steps."),

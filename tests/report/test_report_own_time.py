@@ -330,11 +330,24 @@ def test_windows_are_to_be_left_out_only_if_there_were_some(kind, advised):
     """Every profile has moments that only the profiler caused, such as the start of its stack samples."""
     rows = training(200)
     end = rows[-1][2] + rows[-1][3]
-    cost = (event_names.OVERHEAD, "overhead", end - 0.2, 0.2, NODE, -1, {"steps": 200})
+    loop = end - 1.0
+    cost = (
+        event_names.OVERHEAD,
+        "overhead",
+        end - 0.2 * loop,
+        0.2 * loop,
+        NODE,
+        -1,
+        {"steps": 200, "windows_us": 0.15e6 * loop},
+    )
     own = (event_names.PROFILING, "began", 1.5, 0.02, NODE, -1, {"kind": kind})
-    alarm = report_from([*rows, cost, own]).profiling_alarm
+    report = report_from([*rows, cost, own])
+    alarm = report.profiling_alarm
     assert alarm.startswith("Profiling cost")
     assert ("windows" in alarm) == advised
+    parts = ": 15 % for its windows, and 5 % for the rest"
+    assert (parts in alarm, report.profiling_cost.endswith(parts)) == (advised, advised)
+    assert ("15 % for its windows" in render_html(report)) == advised
 
 
 def test_the_cost_of_a_few_steps_is_not_stated_as_that_of_a_longer_run():

@@ -14,7 +14,7 @@ from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import cost_of, lost_time
 from sm_profiler.report.report_json import report_json, to_json
-from tests.support.reports import START_S, metrics_of, report_from, training
+from tests.support.reports import START_S, metrics_of, report_from, sampled, training
 
 FIRST, SECOND = "algo-1-11", "algo-1-22"
 METADATA = tuple(
@@ -205,6 +205,10 @@ def two_scripts(rank=None, **end):
         *training(100, node=names[0]),
         (SAVE, "torch.save", 1.5, 0.001, names[0], 1),
         *training(80, node=names[1], at=60.0, forward=0.1),
+        *(
+            sampled(("forward", 0, 3.0, pid), node=name, at=at, pid=pid)
+            for name, pid, at in zip(names, (11, 22), (2.0, 62.0), strict=True)
+        ),
     ]
     metadata = tuple(
         {"rank": rank, "node": "algo-1", "pid": pid, "process_us": (START_S + at - 0.5) * 1e6} | more
@@ -220,6 +224,7 @@ def test_a_training_that_ended_by_itself_was_not_interrupted_by_the_next(rank):
     assert report.metrics.interruptions == (0, 0.0)
     assert [one.train_steps for one in report.metrics.ranks] == [80]
     assert not report.metrics.recorded(Save).count
+    assert [one.places[-1].line for one in report.metrics.samples.stacks] == [22]
     assert "FAIL_SLOW" not in {one.kind.value for one in report.verdict.findings}
     text = " ".join(terminal_summary(report, width=100).split())
     assert "holds 2 trainings, one after the other; this is about the last" in text
@@ -231,3 +236,4 @@ def test_a_training_that_failed_or_was_stopped_goes_on_in_the_next(end):
     report = two_scripts(**end)
     assert report.metrics.interruptions[0] == 1
     assert not report.metrics.trainings
+    assert {one.places[-1].line for one in report.metrics.samples.stacks} == {11, 22}

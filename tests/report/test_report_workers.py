@@ -1,9 +1,12 @@
 """Suggested loader workers: cores for each rank of a node, and whether they suffice."""
 
+from types import SimpleNamespace
+
 import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.cli.try_loader import batches_needed
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.inputs import Workers, left_after, workers_of
 from sm_profiler.diagnosis.profile.verdict import decide
@@ -52,6 +55,15 @@ def test_one_core_is_not_shared_with_workers():
     assert "the training keeps all of its cores busy, and worker processes would share them" in main.next_step
     assert "num_workers=1" not in main.next_step
     assert main.gain.speedup.value < decide(pinned(16.0)).main.gain.speedup.value
+
+
+@pytest.mark.parametrize(("cores", "shared"), [(1.0, True), (16.0, False)])
+def test_a_trial_has_the_same_advice(monkeypatch, cores, shared):
+    report = SimpleNamespace(metrics=pinned(cores).metrics, verdict=decide(pinned(cores)))
+    monkeypatch.setattr("sm_profiler.report.build_report", lambda _source: report)
+    monkeypatch.setattr("sm_profiler.source.open_source", lambda _where: None)
+    *_, instead = batches_needed("s3://bucket/job")
+    assert ("keeps all of its cores busy" in instead) is shared
 
 
 @pytest.mark.parametrize(("busy", "shared"), [(1.0, False), (1.9, True)])

@@ -79,7 +79,7 @@ def test_time_that_repairs_would_save_is_not_called_lost():
     ("verdict", "shown"),
     [
         (Finding(Class.DEAD_RANK, "After 90 training steps, algo-1-1 was killed.", of="job"), "After 90 training steps, rank 1 was killed."),
-        (Finding(Class.INPUT_BOUND, "It waits, algo-1-1 most."), "The job was killed after 90 training steps. It waits, rank 1 most."),
+        (Finding(Class.INPUT_BOUND, "It waits, algo-1-1 most."), "The job was ended by a signal after 90 training steps. It waits, rank 1 most."),
     ],
 )  # fmt: skip
 def test_an_end_that_the_verdict_has_is_there_once_with_the_names_of_the_page(verdict, shown):

@@ -83,7 +83,7 @@ def test_the_message_has_reason_log_places_and_advice():
     text = missing_profile(agent(CONFIG), "job", ["s3://own/path", "s3://models"], client=logs)
     assert text == (
         "training job job has no profile: the agent has stored nothing; its log has: sm-profiler: uploads are off: "
-        "boto3\\x1b[2J is missing. Looked in s3://own/path and s3://models. To do: check that sm-profiler[aws] is installed in "
+        "boto3\\x1b[2J is missing. Looked in s3://own/path and s3://models. To do: check that sm-profiler[aws,gpu] is installed in "
         "the container (in its image or requirements.txt), and that the job's role may write there."
     )
     assert logs.requests[0]["logStreamNamePrefix"] == "job/"
@@ -115,7 +115,7 @@ def test_the_lines_that_state_the_reason_are_quoted_and_a_folder_that_cannot_be_
     config = {**CONFIG, "ProfilingParameters": {"LocalPath": "/proc/nope"}}
     text = missing_profile(agent(config), "job", ["s3://own/path"], client=logs)
     assert "no uploads: /proc/nope: No such file or directory | sm-profiler: the profile cannot be written" in text
-    assert not any(other in text for other in ("horovod", "save_scalar", "incomplete", "sm-profiler[aws]"))
+    assert not any(other in text for other in ("horovod", "save_scalar", "incomplete", "sm-profiler[aws,gpu]"))
     assert text.endswith("To do: name another folder as LocalPath, or none: /proc/nope cannot be written to.")
 
 

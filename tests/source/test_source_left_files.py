@@ -63,7 +63,7 @@ def test_what_was_left_open_is_read_and_judged(tmp_path, here):
     assert tree(tmp_path) == before
     assert report.metrics.ending.state == "killed"
     assert report.metrics.ending.sentence.startswith(
-        "The job was killed after at least 40 training steps; its last sign of life was 5"
+        "The job was ended by a signal after at least 40 training steps; its last sign of life was 5"
     )
     assert len(report.metrics.ranks[0].iterations) == 39
     assert report.metrics.system.rows == 1

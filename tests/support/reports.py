@@ -11,6 +11,7 @@ from sm_profiler.diagnosis.profile.verdict import Candidate, decide, rank_by_gai
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import SAMPLES
+from sm_profiler.metrics.attempts import processes_before
 from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
 
@@ -32,9 +33,10 @@ def events(rows):
     phase, name, start, length, node, step = zip(*(row[:6] for row in rows), strict=True) if rows else ((),) * 6
     ints = np.full(count, -1, np.int64)
     small = np.full(count, -1, np.int32)
+    pids = np.asarray([row[6].get("pid", -1) if isinstance(row[-1], dict) else -1 for row in rows], np.int64)
     return EventColumns(
         (np.asarray(start, float) + START_S) * 1e6, np.asarray(length, float) * 1e6, Category.of(name), Category.of(phase),
-        Category.of(node), Category.of(["pythontimeline"] * count), np.asarray(step, np.int64), ints, ints, small, small,
+        Category.of(node), Category.of(["pythontimeline"] * count), np.asarray(step, np.int64), pids, ints, small, small,
         np.full(count, -1, np.int8), Category.of(args),
     )  # fmt: skip
 
@@ -88,11 +90,12 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
     return rows
 
 
-def sampled(*stacks, node="algo-1-0", at=2.0):
+def sampled(*stacks, node="algo-1-0", at=2.0, pid=-1):
     """Return an event from stacks: phase, long, seconds, line, and optionally file and function."""
     places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:6]) for stack in stacks]
     frames = [[file, line, name] for line, file, name in places]
     args = {
+        "pid": pid,
         "frames": frames,
         "lines": [f"source of line {line}" for _, line, _ in frames],
         "stacks": [
@@ -177,7 +180,7 @@ def metrics_of(  # one argument a part, each with a default
         memory=memory,
         metadata=metadata,
         records=folds.records.result(),
-        samples=folds.samples.result(),
+        samples=folds.samples.result(processes_before(metadata)),
         description=description,
         facts=facts,
     )

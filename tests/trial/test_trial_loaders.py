@@ -162,6 +162,15 @@ def test_table_shows_what_the_loop_gets_without_workers():
     assert slower.endswith("enough.")
 
 
+def test_no_setting_is_best_if_the_training_keeps_all_cores_busy():
+    """Workers were recommended, although the report of the same profile advised against them."""
+    text = trial_table(outcome_of((0, 40.0), (1, 39.0), (2, 75.0)), 60.0, "", "Reduce preprocessing.")
+    assert "best" not in text.lower()
+    assert "enough" not in text
+    assert "Fastest while nothing is trained: num_workers=2" in text
+    assert text.endswith("\nReduce preprocessing.")
+
+
 def test_table_names_the_best_setting_and_what_the_loop_takes():
     outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0))
     text = trial_table(outcome, 20.0)

@@ -45,7 +45,7 @@ from sm_profiler.formats.process_end import (
 from sm_profiler.formats.recorded import Compile, Objects, ThreadEnd
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.ends import RankEnd
+from sm_profiler.metrics.ends import UNKNOWN_SIGNAL, RankEnd
 from sm_profiler.metrics.hang import DeadThread, Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered
@@ -591,7 +591,7 @@ MAX_ERROR = 120  # characters, of an exception
 _OF_A_DEVICE = re.compile(r"CUDA|HIP|GPU|RESOURCE_EXHAUSTED|ResourceExhausted")  # in errors of allocations
 ENDED = {
     CRASHED: "failed",
-    KILLED: "was ended by a signal",
+    KILLED: UNKNOWN_SIGNAL,
     OUT_OF_MEMORY: "was killed",
     INTERRUPTED: "was interrupted",
 }  # in a sentence
