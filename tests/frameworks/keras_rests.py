@@ -24,7 +24,9 @@ def rests(*args):
     begun = begins(*args)
     if begun:
         code = {name: getattr(method, "__code__", None) for name, method in vars(CallbackList).items()}
-        ours.update(name for name, of in code.items() if "train_batch" in name and of and "sm_profiler" in of.co_filename)
+        ours.update(
+            name for name, of in code.items() if "train_batch" in name and of and "sm_profiler" in of.co_filename
+        )
     return begun
 
 

@@ -275,7 +275,7 @@ def test_the_fleet_has_a_page(tmp_path, job):
     answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
     assert answer.status_code == 200, answer.text
     assert "2 jobs" in answer.text
-    assert '<a href="fleet.json">' in answer.text  # it said that its numbers are there, which were nowhere
+    assert '<a href="fleet.json">' in answer.text  # it named a file that did not exist
     assert browser.get("/fleet.json").json()["totals"]["jobs"] == 2
     pages = re.findall(r'<a href="(jobs/[^"]*)"', answer.text)
     assert len(set(pages)) == 2

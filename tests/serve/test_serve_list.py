@@ -109,7 +109,7 @@ def test_a_failed_job_has_the_label_of_its_verdict():
     assert (healthy.label, healthy.mood) == ("Failed", "issue")
 
 
-def test_an_end_that_only_the_scheduler_knows_is_shown():
+def test_an_end_that_only_the_scheduler_has_is_shown():
     facts = Facts(status="Failed", failure="Slurm's state: NODE_FAIL", label="Failed", headline="Slurm's state: NODE_FAIL", mood="issue")  # fmt: skip
     found, ended = Found("a", "/jobs/a", state="ended"), Snapshot(version=1, state="ended", note="completed")
     shown = [row_of(found, replace(ended, main=Finding(kind, "It waits.")), facts) for kind in Class if kind in {Class.INPUT_BOUND, Class.COMPUTE_BOUND}]  # fmt: skip

@@ -180,7 +180,9 @@ def start(case: Case) -> Found | None:
 def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Location, ...]:
     """Return the lines of a part of the start, or of all of it."""
     if part is not None and part.key == COMPILING:
-        return lines_of_records([one for one in metrics.recorded(Compile).longest if one.step < thresholds.WARM_UP_STEPS])
+        return lines_of_records(
+            [one for one in metrics.recorded(Compile).longest if one.step < thresholds.WARM_UP_STEPS]
+        )
 
     def belongs(one: Sampled) -> bool:
         if one.phase not in {START, FIRST_STEPS} or part is None:

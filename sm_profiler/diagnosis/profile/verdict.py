@@ -462,5 +462,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (case.gpu_mean is not None and case.gpu_mean < limits.BUSY, "the GPU is idle for a part of the time"),
     )
     evaluates = case.share_of(EVALUATION, SAVING) * limits.MAJORITY >= limits.FLOOR
-    unmeasured = "how often it must evaluate is not known" if evaluates else "how well the model computes was not measured"
+    unmeasured = (
+        "how often it must evaluate is not known" if evaluates else "how well the model computes was not measured"
+    )
     return Confidence("medium", next((text for applies, text in reasons if applies), unmeasured))
