@@ -73,7 +73,7 @@ def test_jobs_without_a_price_are_counted():
 
 
 def test_a_week_without_a_price_has_its_hours():
-    """Its column said $0."""
+    """Its column showed $0."""
     jobs = [made_up_job(number, week="2026-W40") for number in range(10)]
     chart = render_html(assemble([*jobs, made_up_job(4, price=None, week="2026-W41")])).partition("Week by week")[2]
     (hours_of,) = re.findall(r"<title>week of 5 Oct: ([^<]*)</title><text[^>]*>([^<]*)</text>", chart)
