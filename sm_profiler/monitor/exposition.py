@@ -337,6 +337,8 @@ def _in_time(kind: Any) -> Any:
             finally:
                 timer.cancel()
             if late.is_set():  # what has arrived may look complete
+                if answer is not None:
+                    answer.close()
                 raise TimeoutError
             return answer
 
