@@ -20,6 +20,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
 from sm_profiler.diagnosis.table.columns import MOMENTS, TEXTS, TIMED, Columns, is_text, listed, scale_of, unit_of
 from sm_profiler.diagnosis.table.files import (
+    MAX_BYTES,
     SUFFIXES,
     Piece,
     TableFile,
@@ -125,7 +126,15 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
     if suffix_of(name) not in SUFFIXES and not _is_mllog(name) and (other := _format_of(name)) is not None:
         return _read_with(other, name)
     if ranks := tables_in(name):
-        files = {rank: _opened(stored(path), path, names or {}) for rank, path in ranks.items()}
+        files, left = {}, MAX_BYTES
+        for rank, path in ranks.items():
+            data = stored(path)
+            left -= len(data)
+            if left < 0:
+                raise SourceError(
+                    f"{printable(name)}: its tables have more than {MAX_BYTES >> 20} MiB; cut or aggregate them"
+                )
+            files[rank] = _opened(data, path, names or {})
         file = joined(files, "")
         has_rank = len(files) == 1 or "rank" in Columns.of(file.head, names or {}, name).found
         return _table(file if has_rank else joined(files, "rank"), name, names or {})
