@@ -262,7 +262,12 @@ def test_a_report_states_what_columns_were_read_as(columns, told, tmp_path):
 
 def test_a_table_without_a_rank_lists_what_was_not_used(tmp_path):
     rows = [{"step": at // 2, "who": "ab"[at % 2], "seconds": 1.0} for at in range(40)]
-    with pytest.raises(SourceError, match=r"is missing: rank, epoch, or operation.*not used: who; --columns rank=NAME"):
+    with pytest.raises(
+        SourceError, match=r"is missing: rank, epoch, or operation.*\(not used: who; --columns step=NAME,rank=NAME"
+    ):
+        read_table(write(tmp_path / "t.csv", rows))
+    rows = [{"epoch": at // 20, "n": at, "seconds": 1.0} for at in range(40)]
+    with pytest.raises(SourceError, match=r"\(epoch is taken as step; --columns step=NAME,"):
         read_table(write(tmp_path / "t.csv", rows))
 
 

@@ -150,7 +150,9 @@ def test_an_s3_endpoint_that_never_answers_switches_the_hook_off_in_time(monkeyp
     assert line == "sm-profiler: the hook is off: no answer from S3 for 3 seconds: s3://bucket/profile.json"
 
 
-@pytest.mark.parametrize("uri", ["s3://", "s3://bucket", "s3://bucket/", "s3:///profile.json", "s3://a bucket/profile.json"])
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3://bucket", "s3://bucket/", "s3:///profile.json", "s3://a bucket/profile.json"]
+)
 def test_an_address_of_s3_without_an_object_is_one_line(uri, monkeypatch, caplog):
     """`s3:/bucket does not exist` and `'' is not a file name below s3:` it was."""
     monkeypatch.setenv("SM_PROFILER_CONFIG", uri)

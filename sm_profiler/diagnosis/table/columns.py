@@ -106,8 +106,8 @@ class Columns:
                 found["end"] = moment
         is_timed = bool(found.keys() & TIMED or parts[1:])
         if missing := [role for role, is_there in (("step", "step" in found), ("seconds", is_timed)) if not is_there]:
-            names = ",".join(f"{role}=NAME" for role in missing)
-            needed = NEEDED.format(missing=" and ".join(missing), names=names)
+            given = ",".join(f"{role}=NAME" for role in missing)
+            needed = NEEDED.format(missing=" and ".join(missing), names=given)
             raise SourceError(f"{printable(where)}: {needed}; found {listed(head)}")
         places = [key for key in head if "rank" not in found and key not in found.values() and _plain(key) in PLACES]
         known = {*found.values(), *parts, *places}

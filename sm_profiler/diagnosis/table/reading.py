@@ -180,7 +180,7 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     if has_rank and (rows.timed or whole):
         rows = rows.at(_without_copies(rows))
     if whole:
-        rows = rows.at(_without_repeated(rows, name, read.unused, has_rank=has_rank))
+        rows = rows.at(_without_repeated(rows, name, read.about, has_rank=has_rank))
     kept, moments, divided = len(rows.step), False, False
     if whole:
         moments = (len(found.keys() & TIMED) == 1 and "seconds" not in found) or _grow(rows)
@@ -294,10 +294,12 @@ class _Reader:
         return list(self._facts)
 
     @property
-    def unused(self) -> str:
-        """The text for columns that are not used; "" if there are none."""
+    def about(self) -> str:
+        """Text about which column counts the steps, and which are not used; "" if it is `step`, and all are."""
         left = [key for key in self._others if key not in self._facts]
-        return f" (not used: {listed(left)}; --columns rank=NAME)" if left else ""
+        step = self._found["step"]
+        told = [f"{listed([step])} is taken as step"] * (step != "step") + [f"not used: {listed(left)}"] * bool(left)
+        return f" ({'; '.join(told)}; --columns step=NAME,rank=NAME names others)" if told else ""
 
     def result(self) -> _Rows:
         """Return the rows."""
@@ -431,7 +433,7 @@ class _Rows:
         return attrs.evolve(self, **columns, facts={key: values[rows] for key, values in self.facts.items()})
 
 
-def _without_repeated(rows: _Rows, name: str, unused: str, *, has_rank: bool) -> Ints:
+def _without_repeated(rows: _Rows, name: str, about: str, *, has_rank: bool) -> Ints:
     """Return which rows to keep: of a step that a rank has several times, as after an interruption, the last.
 
     Raises:
@@ -446,7 +448,7 @@ def _without_repeated(rows: _Rows, name: str, unused: str, *, has_rank: bool) ->
         at = order[int(np.flatnonzero(repeated)[0])]
         missing = "operation (what each row is)" if has_rank else "rank, epoch, or operation (what each row is)"
         raise SourceError(
-            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}{unused}; "
+            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}{about}; "
             "of a restarted training, keep the rows of the last attempt"
         )
     return np.sort(order[~repeated])
