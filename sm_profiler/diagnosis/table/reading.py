@@ -210,7 +210,7 @@ class _Reader:
         self.lost, self.why = 0, ""
         found = columns.found
         self._found, self._name, self._count = found, name, 0
-        self._places, self._others = columns.places, columns.facts
+        self._places, self._others, self._first = columns.places, columns.facts, ""
         self._scale = {role: unit_of(found[role]) for role in TIMED if role in found}
         self._parts: dict[str, list[Floats]] = {key: [] for key in columns.parts}
         self._numbers: dict[str, list[Floats]] = {key: [] for key in ("step", "start", "seconds")}
@@ -244,6 +244,7 @@ class _Reader:
         usable &= self._named(texts.values(), usable)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
+        self._first = self._first or self._of_first(piece)
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
             self._numbers[key].append(_without_tiny(values[at], MIN_SECONDS) if key == "seconds" else values[at])
         for key, values in parts.items():
@@ -263,6 +264,11 @@ class _Reader:
                 self._facts[key].append(_without_tiny(numbers, MIN_FACT))
             else:
                 del self._facts[key]
+
+    def _of_first(self, piece: Piece) -> str:
+        """Return the times and step of the first row, for messages."""
+        shown = [self._found[role] for role in ("step", *TIMED) if role in self._found] if piece.count else []
+        return printable(", ".join(f"{key[:40]} {str(piece.column(key)[0])[:40]!r}" for key in shown))
 
     def _names(self, role: str, piece: Piece) -> list[Any]:
         if role in self._found:
@@ -305,7 +311,7 @@ class _Reader:
         """Return the rows."""
         numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
         if not len(numbers["step"]):
-            why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
+            why = f"each of its {self._count:,} rows has a missing, negative or too large time or step ({self._first})"
             if self._count and not any(scale < 1 for scale in self._scale.values()):
                 why += "; times are in seconds, unless the column's name ends with _ms, _us or _ns"
             raise SourceError(
