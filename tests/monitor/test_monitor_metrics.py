@@ -617,6 +617,11 @@ def exporter(monkeypatch):
     return logger
 
 
+def reported(caplog):
+    """Return the lines of a test, without the last one of an earlier test's job, whose thread may still end."""
+    return [line for line in caplog.messages if "Shutdown in progress" not in line]
+
+
 def test_an_answer_without_an_end_is_not_read(tmp_path, monkeypatch, exporter, caplog):
     def endless(request):
         request.send_response(200)
@@ -635,7 +640,7 @@ def test_an_answer_without_an_end_is_not_read(tmp_path, monkeypatch, exporter, c
         assert time.monotonic() - started < 4
     assert got
     assert sum(sent) < 20 << 20
-    assert not caplog.text
+    assert not reported(caplog)
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 100 Continue\r\n\r\n", b""])
@@ -656,7 +661,7 @@ def test_an_answer_that_comes_byte_by_byte_has_one_deadline(sent, tmp_path, monk
             end()
         assert time.monotonic() - started < 3
     assert got
-    [line] = caplog.messages
+    [line] = reported(caplog)
     assert "metrics are dropped until it can" in line
 
 
