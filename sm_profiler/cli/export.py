@@ -81,7 +81,7 @@ def run_export(options: Namespace) -> int:
             continue
         if exporter.once:
             sent_before.record(report, text)
-        print(f"{kind}: sent {sent}")
+        print(printable(f"{kind}: sent {sent}"))  # it may have a name that a server chose
     if failed:
         raise SourceError("; ".join(failed))
     return DONE

@@ -119,6 +119,8 @@ class Ledger:
         before: seconds before the first step.
         facts: further columns of a table, name → (value for each rank and common step); they serve as evidence.
         source: what was read, for messages.
+        columns: what the columns of a table were read as, and which were not used.
+        parts_only: how long whole steps take was not recorded: what is no part that was counts as nothing.
     """
 
     ranks: tuple[RankLedger, ...]
@@ -126,6 +128,8 @@ class Ledger:
     before: float = 0.0
     facts: Mapping[str, Floats] = attrs.field(factory=dict)
     source: str = ""
+    columns: str = ""
+    parts_only: bool = False
 
     @cached_property
     def totals(self) -> Totals:

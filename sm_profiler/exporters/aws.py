@@ -137,11 +137,10 @@ class Logs:
 
     def _create(self, create: Callable[..., Any], **parameters: Any) -> None:
         try:
-            create(**parameters)
-        except self.client.exceptions.ResourceAlreadyExistsException:
-            return
-        except Exception:  # reported in one line
             request(f"cloudwatch:{self.group}", create, **parameters)
+        except SourceError as error:
+            if not isinstance(error.__cause__, self.client.exceptions.ResourceAlreadyExistsException):
+                raise
 
 
 def documents(report: Report, now_ms: int) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,7 @@ from sm_profiler.fleet.finding import (
     IndexCandidate,
     Loaded,
     as_json,
+    as_text,
     candidates_below,
     candidates_of,
     described,
@@ -437,7 +438,7 @@ class _Task:
     """A job as it is sent to a worker.
 
     Attributes:
-        profile: location, as `source.open_source` takes it.
+        profile: location, as `source.open_source` takes it, in bytes: names of folders need not be Unicode.
         name: the job's name.
         instance_type: type of its instances; "" if unknown, or if there are several.
         description: its description as plain data; empty if there is none.
@@ -445,7 +446,7 @@ class _Task:
         end: its end in its report, which is outdated.
     """
 
-    profile: str
+    profile: bytes
     name: str
     instance_type: str
     description: dict[str, Any]
@@ -458,7 +459,7 @@ class _Task:
         description = as_json(loaded.description) if loaded.description else {}
         kind = "" if job.types else job.instance_type
         is_new = now - loaded.changed < SILENT_S
-        return cls(loaded.profile, loaded.place.name, kind, description, is_new=is_new, end=loaded.end)
+        return cls(os.fsencode(loaded.profile), loaded.place.name, kind, description, is_new=is_new, end=loaded.end)
 
 
 @Remote
@@ -473,7 +474,7 @@ def judge_job(task: _Task) -> bytes:
         task.name or None, task.instance_type or None, description=task.description or None, stored_end=task.end
     )
     try:
-        source = open_source(task.profile, cache=False, progress=False, processes=1)
+        source = open_source(os.fsdecode(task.profile), cache=False, progress=False, processes=1)
     except NoProfilerDataError:
         if task.is_new:
             return b""
@@ -524,14 +525,10 @@ def write_index(storage: Storage, entries: Mapping[str, IndexEntry]) -> None:
     encoder = msgspec.msgpack.Encoder()
     # names of files need not be Unicode
     kept = {
-        _text(job): msgspec.structs.replace(entry, identity=_text(entry.identity)) for job, entry in entries.items()
+        as_text(job): msgspec.structs.replace(entry, identity=as_text(entry.identity)) for job, entry in entries.items()
     }
     content = encoder.encode(_Index(__version__, msgspec.Raw(encoder.encode(kept))))
     storage.write(NAME, zlib.compress(content, 1))
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _arrow(kind: Any) -> pa.DataType:

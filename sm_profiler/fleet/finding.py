@@ -138,17 +138,24 @@ def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
 
 def as_json(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return a description as plain data: times become seconds, and a job is judged from it as from the original."""
-    return {str(key): _plain_data(str(key), value) for key, value in description.items()}
+    return {as_text(str(key)): _plain_data(str(key), value) for key, value in description.items()}
+
+
+def as_text(text: str) -> str:
+    """Return a text that may be encoded: JSON and names of files may hold what is no Unicode."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain_data(key: str, value: object, depth: int = 0) -> Any:
     if key.endswith("Time"):
         return _time(value)
     if isinstance(value, Mapping) and depth < MAX_DEPTH:
-        return {str(inner): _plain_data(str(inner), one, depth + 1) for inner, one in value.items()}
+        return {as_text(str(inner)): _plain_data(str(inner), one, depth + 1) for inner, one in value.items()}
     if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
         return [_plain_data("", one, depth + 1) for one in value]
-    if value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 2**63):
+    if isinstance(value, str):
+        return as_text(value)
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 2**63):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else None
 

@@ -20,6 +20,7 @@ import attrs
 
 from sm_profiler import threads
 from sm_profiler.config import Profile, config_from_environment, load_profile
+from sm_profiler.config.api import may_exist
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import (
     DEFAULT_PROFILER_OUTPUT,
@@ -180,11 +181,13 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 def _from_s3(uri: str) -> ConfigText:
     """Read a configuration from S3; an endpoint that does not answer must not hold up the training."""
+    prefix, _, key = uri.rpartition("/")
+    if not key or not may_exist(prefix):
+        raise ConfigError(f"{CONFIG.name}: {uri} names no object: s3://BUCKET/KEY is needed")
 
     def read() -> str:
         from sm_profiler.storage import open_storage  # loads boto3
 
-        prefix, _, key = uri.rpartition("/")
         return open_storage(prefix).read(key).decode()
 
     text = run_bounded(read, S3_SECONDS, f"no answer from S3 for {S3_SECONDS} seconds: {uri}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0  # of a request, from its connection to the last byte of the answer
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
 MAX_REQUESTS = 32  # at the same time; further requests are refused
+PAUSE_S = 0.25  # after a connection that could not be taken
 MAX_REASON = 300  # characters
 PORTS = 16  # from the given one on: jobs of one machine that are served
 RENEW_S, LOST_S = (
@@ -136,6 +139,14 @@ class Exposition(ThreadingHTTPServer):
                 raise ProfilerError(f"metrics at {where}: {reason}") from None
         self._thread = threading.Thread(target=self.serve_forever, name="sm-profiler-metrics", daemon=True)
         self._thread.start()
+
+    def get_request(self) -> Any:
+        """Return a connection; if there is no descriptor for it, it waits, and would be announced again at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a request in a thread, unless many others wait: each may send a byte of its request now and then."""
@@ -274,6 +285,13 @@ def _session() -> Session:
     An answer may have no end, or unpack to gigabytes, and another host must not get the headers, which may hold a key.
     """
     import requests  # the exporter's
+    from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):
+        def get_connection_with_tls_context(self, *arguments: Any, **named: Any) -> Any:
+            pool = super().get_connection_with_tls_context(*arguments, **named)
+            pool.ConnectionCls = _in_time(pool.ConnectionCls)
+            return pool
 
     def close(response: Response, **_: object) -> None:
         response.close()
@@ -282,8 +300,49 @@ def _session() -> Session:
 
     session = requests.Session()
     session.stream = True
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter())
     session.hooks["response"].append(close)
     return session
+
+
+@functools.cache
+def _in_time(kind: Any) -> Any:
+    """Return a kind of connections that end if their peer takes too long: their own limit is that of each byte of its answer."""
+
+    class Connection(kind):  # type: ignore[misc]
+        def connect(self) -> None:
+            self._limit(super().connect)
+
+        def getresponse(self) -> Any:
+            return self._limit(super().getresponse)
+
+        def _limit(self, action: Callable[[], Any]) -> Any:
+            late = threading.Event()
+
+            def end() -> None:
+                late.set()
+                with contextlib.suppress(OSError, TypeError):  # it is closed, or was never connected
+                    socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # whether encrypted or not
+
+            timer = threading.Timer(self.timeout or TIMEOUT_S, end)
+            timer.daemon = True
+            timer.start()
+            try:
+                answer = action()
+            except (OSError, HTTPException):
+                if late.is_set():
+                    raise TimeoutError from None
+                raise
+            finally:
+                timer.cancel()
+            if late.is_set():  # what has arrived may look complete
+                if answer is not None:
+                    answer.close()
+                raise TimeoutError
+            return answer
+
+    return Connection
 
 
 def silence_retries() -> None:

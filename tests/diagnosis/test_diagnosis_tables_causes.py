@@ -8,6 +8,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis import diagnose, read_table
+from sm_profiler.diagnosis.ledger import Ledger
 from sm_profiler.diagnosis.table.causes import CAUSES
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.errors import SourceError
@@ -96,7 +97,7 @@ def test_a_rank_that_waits_for_data_in_turn_is_advised_to_load_ahead(tmp_path):
     ]
     first = judged(tmp_path, rows).findings[0]
     assert first.kind == "MOVING_STRAGGLER"
-    assert first.headline.endswith("what takes it longer is mostly data wait.")
+    assert first.headline.endswith("what takes longer is mostly data wait.")
     assert first.next_step.startswith("Load ahead")
 
 
@@ -268,7 +269,7 @@ def test_a_restarted_training_counts_once(tmp_path):
     assert (table.lost, table.why) == (400, "a step is repeated")
     assert table.ledger.totals.duration == pytest.approx(40)
     without = [{key: row[key] for key in ("step", "seconds")} for row in rows]
-    with pytest.raises(SourceError, match=r"rank, or operation.*keep the rows of the last attempt"):
+    with pytest.raises(SourceError, match=r"rank, epoch, or operation.*keep the rows of the last attempt"):
         read_table(write(tmp_path / "t.csv", without))
 
 
@@ -291,11 +292,17 @@ def test_starts_and_ends_in_milliseconds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "hint"), [("step,x", "seconds=NAME"), ("n,seconds", "step=NAME"), ("step,items", "seconds=")]
+    ("head", "hint"),
+    [
+        ("step,x", "seconds=NAME"),
+        ("n,seconds", "step=NAME"),
+        ("step,items", "seconds="),
+        ("n,x", "step=NAME,seconds=NAME"),
+    ],
 )
 def test_the_hint_names_the_column_that_is_missing(head, hint, tmp_path):
     (tmp_path / "t.csv").write_text(f"{head}\n1,2\n")
-    with pytest.raises(SourceError, match=f"--columns {hint}"):
+    with pytest.raises(SourceError, match=rf"\(--columns {hint}"):
         read_table(tmp_path / "t.csv")
 
 
@@ -386,6 +393,9 @@ def test_a_job_that_becomes_slower_and_slower(tmp_path):
     planted = {at: value * (1 + 0.8 * at[1] / 600) for at, value in times(1, 600).items()}
     (finding,) = judged(tmp_path, rows_of(planted)).findings
     assert finding.kind == "FAIL_SLOW"
+    assert finding.headline.startswith("The steps take longer and longer: the last ones take 1.")
+    assert finding.steps is None
+    assert holds(finding.gain, 1.4)  # the mean step compared with the first ones
 
 
 @pytest.mark.parametrize(
@@ -728,3 +738,27 @@ def test_ranks_wait_in_the_backward_pass_for_the_one_that_loads_longer(tmp_path,
 
 def test_ranks_that_do_the_same_meet_nowhere(tmp_path):
     assert judged(tmp_path, of_parts(0.0)).main.kind.value == "BALANCED"
+
+
+@pytest.mark.parametrize("part", [0.4, 1.0])
+def test_what_takes_a_late_rank_longer_has_the_same_words(part, tmp_path):
+    """It is late always, or now and then."""
+    draw, slow = random.Random(SEED), random.Random(SEED)
+    rows = []
+    for step in range(200):
+        more = 0.08 if slow.random() < part else 0.0
+        for rank in range(4):
+            seconds = {"augment": 0.02 + more * (rank == 1), "forward": 0.1 * draw.gauss(1, 0.02)}
+            rows += [{"step": step, "rank": rank, "operation": key, "seconds": spent} for key, spent in seconds.items()]
+    finding = judged(tmp_path, rows).main
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("1",))
+    assert finding.headline.endswith("; what takes longer is mostly augment.")
+    assert finding.next_step.startswith("Look first at augment, which takes longer there. ")
+
+
+def test_steps_that_are_replayed_need_no_table_of_each_activity(tmp_path, monkeypatch):
+    ledger = read_table(write(tmp_path / "t.csv", operations(late(1.5, only=1)))).ledger
+    built, table = [], Ledger.table
+    monkeypatch.setattr(Ledger, "table", lambda self, activity="": built.append(activity) or table(self, activity))
+    Steps.of(ledger)
+    assert not any(built)

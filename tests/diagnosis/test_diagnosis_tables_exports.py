@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sm_profiler.diagnosis import diagnose, read_table
+from sm_profiler.diagnosis import diagnose, is_table, read_table
 from sm_profiler.errors import SourceError
 
 EPOCH = 1.7e9
@@ -158,3 +158,127 @@ def test_the_times_of_two_runs_are_not_mixed(tmp_path):
 def test_logs_without_times_are_refused(rows, tmp_path):
     with pytest.raises(SourceError, match="needs the columns step and seconds"):
         read_table(write(tmp_path / "t.csv", rows))
+
+
+def of_ranks(names, slow, **columns):
+    """Return rows of ranks of which one is 1.5 times as slow; columns are functions of a rank's name."""
+    draw = random.Random(9)
+    return [
+        {"step": at, **{key: of(name) for key, of in columns.items()}, "step_time_ms": 120 * draw.gauss(1, 0.02) * (1.5 if name == slow else 1)}
+        for at in range(100)
+        for name in names
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"rank": "rank{}".format}, "2"),
+        ({"device": "gpu-{}".format}, "gpu-2"),
+        ({"hostname": "node-{}".format}, "node-2"),
+        ({"node": lambda rank: rank // 2, "local_rank": lambda rank: rank % 2}, "1-0"),
+    ],
+)
+def test_ranks_have_the_name_of_the_place_where_they_run(columns, named, tmp_path):
+    finding = diagnose(read_table(write(tmp_path / "t.csv", of_ranks(range(4), 2, **columns))).ledger).main
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", (named,))
+    assert finding.headline.startswith(f"Rank {named} takes 1.5")
+    assert holds(finding, 1.5)
+
+
+def holds(finding, truth):
+    return finding.gain.speedup.low * 0.97 <= truth <= finding.gain.speedup.high * 1.03
+
+
+def test_a_process_that_moves_to_another_machine_is_one_rank(tmp_path):
+    rows = [{"step": at, "hostname": "a" if at < 60 else "b", "step_time": 0.5} for at in range(100)]
+    assert [rank.name for rank in read_table(write(tmp_path / "t.csv", rows)).ledger.ranks] == ["0"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("name", ["rank_{}", "job17-rank{}-times", "2024_{}"])
+def test_a_folder_with_a_table_of_each_rank(name, suffix, tmp_path):
+    for rank in range(11):
+        rows = [{key: value for key, value in row.items() if key != "rank"} for row in of_ranks([rank], 10)]
+        write(tmp_path / (name.format(rank) + suffix), rows)
+    finding = diagnose(read_table(tmp_path).ledger).main
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("10",))
+    assert holds(finding, 1.5)
+
+
+def test_a_folder_is_a_table_if_it_holds_nothing_else(tmp_path):
+    write(tmp_path / "rank_0.csv", of_ranks([0], 1))
+    (tmp_path / ".DS_Store").write_text("")
+    assert is_table(str(tmp_path))
+    (tmp_path / "trace.json").write_text("{}")
+    assert not is_table(str(tmp_path))
+
+
+def test_a_folder_of_tables_that_name_their_ranks(tmp_path):
+    for part in range(2):
+        write(tmp_path / f"part-{part}.csv", of_ranks(range(part * 2, part * 2 + 2), 1, rank=str))
+    assert [rank.name for rank in read_table(tmp_path).ledger.ranks] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("310 ms", 0.31), ("310ms", 0.31), ("1.5 s", 1.5), ("250 µs", 250e-6), ("0:00:01.5", 1.5), ("0 days 00:01:02.250", 62.25), ("1 day, 0:00:00", 86400)],
+)  # fmt: skip
+def test_times_with_their_unit(text, seconds, tmp_path):
+    (tmp_path / "t.tsv").write_text("step\tduration\n" + "".join(f"{at}\t{text}\n" for at in range(20)))
+    assert read_table(tmp_path / "t.tsv").ledger.totals.duration == pytest.approx(20 * seconds)
+
+
+@pytest.mark.parametrize("text", ["310 apples", "0:99:01", "٣ s"])
+def test_what_is_no_time(text, tmp_path):
+    (tmp_path / "t.csv").write_text(f"step,duration\n1,{text}\n")
+    with pytest.raises(SourceError, match=rf"no usable row: .*\(step '1', duration '{text}'\)"):
+        read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("head", ["# by a tool\nstep,seconds", "# by a tool\n# step,seconds", "#step,seconds"])
+def test_comments_before_a_table(head, tmp_path):
+    (tmp_path / "t.csv").write_text(f"{head}\n" + "".join(f"{at},0.5\n" for at in range(20)))
+    assert read_table(tmp_path / "t.csv").ledger.totals.duration == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"step": 1, "step_time_ms": 200, "data_ms": 90, "fwd_ms": 40}, "step, step_time_ms (seconds, in ms), data_ms (data wait, in ms), fwd_ms (forward, in ms)"),
+        ({"Step": 1, "Wall time": 1.7e9, "Value": 1.0}, "Step (step), Wall time (moment); as evidence only: Value"),
+        ({"step": 1, "seconds": 1.0, "mode": "train", "data_time": 9.0}, "step, seconds; as evidence only: data_time; not used: mode"),
+        ({"step": 1, "duration": 1.0, "device": "cuda"}, "step, duration (seconds); not used: device"),
+        ({"steps": 1, "elapsed_time_ms_forward": 100, "elapsed_time_ms_backward": 200}, "steps (step), elapsed_time_ms_forward (forward, in ms), elapsed_time_ms_backward (backward, in ms)"),
+        ({"step": 1, "time_metrics/end_to_end(s)": 1.0, "time_metrics/data_loading(s)": 0.5, "time_metrics/data_loading(%)": 50}, "step, time_metrics/end_to_end(s) (seconds), time_metrics/data_loading(s) (data wait); as evidence only: time_metrics/data_loading(%)"),
+    ],
+)  # fmt: skip
+def test_a_report_states_what_columns_were_read_as(columns, told, tmp_path):
+    moves = {"step", "Step", "steps", "Wall time"}
+    rows = [{key: value + at if key in moves else value for key, value in columns.items()} for at in range(20)]
+    verdict = diagnose(read_table(write(tmp_path / "t.csv", rows)).ledger)
+    assert [one.value for one in verdict.main.evidence if one.metric == "columns"] == [told]
+
+
+def test_a_table_without_a_rank_lists_what_was_not_used(tmp_path):
+    rows = [{"step": at // 2, "who": "ab"[at % 2], "seconds": 1.0} for at in range(40)]
+    with pytest.raises(
+        SourceError, match=r"is missing: rank, epoch, or operation.*\(not used: who; --columns step=NAME,rank=NAME"
+    ):
+        read_table(write(tmp_path / "t.csv", rows))
+    rows = [{"epoch": at // 20, "n": at, "seconds": 1.0} for at in range(40)]
+    with pytest.raises(SourceError, match=r"\(epoch is taken as step; --columns step=NAME,"):
+        read_table(write(tmp_path / "t.csv", rows))
+
+
+@pytest.mark.parametrize(("column", "unit"), [("batch", "batch_time"), ("epoch", "time")])
+def test_other_counts_of_steps(column, unit, tmp_path):
+    rows = [{column: at, "loss": 1.0, unit: spent} for at, spent in enumerate(steps())]
+    assert diagnose(read_table(write(tmp_path / "t.csv", rows)).ledger).kind == "FAIL_SLOW"
+
+
+def test_parts_without_the_time_of_whole_steps_are_not_called_healthy(tmp_path):
+    rows = [{"step": at, "forward_ms": 100 + at % 3, "backward_ms": 200 + at % 3} for at in range(100)]
+    finding = diagnose(read_table(write(tmp_path / "t.csv", rows)).ledger).main
+    assert "How long whole steps take is not in the table" in finding.headline
+    assert "column with the time of whole steps" in finding.next_step

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sm_profiler.diagnosis import read_table
+from sm_profiler.diagnosis import diagnose, is_table, read_table
 from sm_profiler.diagnosis.table import reading as tables
 from sm_profiler.diagnosis.table.columns import unit_of
 from sm_profiler.diagnosis.table.files import lines, read_csv
@@ -381,3 +382,31 @@ def test_steps_of_hardly_any_time_warn_of_nothing(tmp_path, other):
     rows = [f"{step},{rank},{1000 if step == 7 else other}" for step in range(40) for rank in range(3)]
     (path := tmp_path / "times.csv").write_text("\n".join(["step,rank,seconds", *rows]))
     report_table(path)
+
+
+def test_the_tables_of_a_folder_are_limited_together(tmp_path, monkeypatch):
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}.csv").write_text("step,seconds\n" + "1,2\n" * 100)
+    monkeypatch.setattr("sm_profiler.diagnosis.table.reading.MAX_BYTES", 1000)
+    with pytest.raises(SourceError, match="its tables have more than"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_folder_with_anything_but_files_is_no_table(kind, tmp_path):
+    (tmp_path / "rank_0.csv").write_text("step,seconds\n1,2\n")
+    other = tmp_path / "rank_1.csv"
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](other)
+    assert not is_table(str(tmp_path))
+
+
+def test_columns_of_a_stranger_are_printable_in_the_report(tmp_path):
+    head = "step,seconds,\x1b[31mloss,<b>" + "x" * 200 + "".join(f",c{at}" for at in range(30))
+    rows = "".join(f"{at},1" + ",5" * 32 + "\n" for at in range(20))
+    (tmp_path / "t.csv").write_text(f"{head}\n{rows}")
+    (told,) = [
+        one.value for one in diagnose(read_table(tmp_path / "t.csv").ledger).main.evidence if one.metric == "columns"
+    ]
+    assert told.startswith(r"step, seconds; as evidence only: \x1b[31mloss, <b>xxx")
+    assert told.endswith("20 more")
+    assert len(told) < 500

@@ -9,7 +9,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import attrs
 import boto3
@@ -232,6 +232,18 @@ def test_each_request_to_aws_has_a_deadline(monkeypatch):
     over.set()
 
 
+def test_groups_and_streams_are_created_once_and_in_time(aws, report, monkeypatch):
+    """A service that never answered was waited for: only later requests had a deadline."""
+    logs, over = open_destination("cloudwatch:group"), Event()
+    logs.send(report)
+    assert logs.send(report).endswith("events with metrics to group")
+    monkeypatch.setattr(on_aws, "REQUEST_S", 0.05)
+    logs.client = SimpleNamespace(create_log_group=lambda **_: over.wait(5), exceptions=logs.client.exceptions)
+    with pytest.raises(SourceError, match="no answer within"):
+        logs.send(report)
+    over.set()
+
+
 def test_a_message_has_the_address_of_the_report(report):
     assert "Report: " not in message_of(report).text
     linked = attrs.evolve(report, link="https://reports.example/job")
@@ -379,6 +391,15 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     assert len(hook.got) == 3
     assert main(["export", str(slow)]) == 2
     assert "--to is missing" in capsys.readouterr().err
+
+
+def test_what_a_server_answers_is_printable(tmp_path, capsys, monkeypatch):
+    """A run's ID of a tracking server reached the terminal as it was."""
+    exporter = SimpleNamespace(once=False, send=lambda _: "the report to run \x1b]0;owned\x07")
+    monkeypatch.setattr("sm_profiler.exporters.destination.open_destination", lambda _: exporter)
+    job = make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "1")
+    assert main(["export", str(job), "--to", "mlflow"]) == 0
+    assert r"the report to run \x1b]0;owned\x07" in capsys.readouterr().out
 
 
 def test_a_finding_is_sent_once_from_all_folders(tmp_path, hook, capsys, monkeypatch):

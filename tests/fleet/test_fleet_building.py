@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -187,6 +188,18 @@ def test_a_relative_folder_is_judged_by_workers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (job,) = build_fleet(["runs"], progress=False).jobs
     assert (job.name, job.error, job.verdict) == ("slow", "", "INPUT_BOUND")
+
+
+def test_a_name_that_is_no_text_leaves_the_other_jobs_judged(tmp_path):
+    """Of a folder, or in a job's description: one such job kept all from being judged."""
+    make_job(tmp_path / "runs/slow", "--scenario", "dataloader-slow", "--minutes", "2", "--gpus", "1")
+    shutil.copytree(os.fsencode(tmp_path / "runs/slow"), os.fsencode(tmp_path / "runs") + b"/bad\xffname")
+    shutil.copytree(tmp_path / "runs/slow", tmp_path / "runs/described")
+    named = description("described", start=START_S, Tags=[{"Key": "team\ud800", "Value": "\ud800"}])
+    (tmp_path / "runs/described/job.json").write_text(json.dumps(named))
+    fleet = build_fleet([str(tmp_path / "runs")], index=LocalStorage(tmp_path / "index"), progress=False)
+    assert [(job.error, job.verdict) for job in fleet.jobs] == [("", "INPUT_BOUND")] * 3
+    write_fleet(fleet, str(tmp_path / "out"))
 
 
 def test_prices_change_without_reading_again(jobs, tmp_path, monkeypatch):

@@ -150,9 +150,21 @@ def test_an_s3_endpoint_that_never_answers_switches_the_hook_off_in_time(monkeyp
     assert line == "sm-profiler: the hook is off: no answer from S3 for 3 seconds: s3://bucket/profile.json"
 
 
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3://bucket", "s3://bucket/", "s3:///profile.json", "s3://a bucket/profile.json"]
+)
+def test_an_address_of_s3_without_an_object_is_one_line(uri, monkeypatch, caplog):
+    """`s3:/bucket does not exist` and `'' is not a file name below s3:` it was."""
+    monkeypatch.setenv("SM_PROFILER_CONFIG", uri)
+    assert entry.install() is None
+    assert caplog.messages == [
+        f"sm-profiler: the hook is off: SM_PROFILER_CONFIG: {uri} names no object: s3://BUCKET/KEY is needed"
+    ]
+
+
 def test_an_error_of_s3_is_reported_as_it_is(monkeypatch, caplog):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("SM_PROFILER_CONFIG", "s3:///profile.json")
+    monkeypatch.setenv("SM_PROFILER_CONFIG", "s3://bucket/profile.json")
     assert entry.install() is None
     (line,) = caplog.messages
     assert line.startswith("sm-profiler: the hook is off: ")

@@ -17,8 +17,9 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.table.naming import is_pass
-from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_steps, period_of, relative, slow_stretches
+from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, goes_on_growing, long_steps, period_of, relative
 from sm_profiler.diagnosis.table.whatif import Steps
+from sm_profiler.diagnosis.words import ADVICE
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
@@ -144,10 +145,7 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     slowest = max(float(np.delete(factors, slow).max()), 1.0)  # of the others; the repaired ranks may be as slow
     least = repaired(slow, factors[:, None] / slowest)
     where = _late_in(before, np.broadcast_to(slow[0], before.local.shape[1]))
-    words = {
-        "factor": float(factors[slow].mean()), "mostly": f"; what takes longer is mostly {where}" if where not in UNKNOWN else "",
-        "look": "" if where in UNKNOWN or is_pass(where) else f"Look first at {where}, which takes longer there. ",
-    }  # fmt: skip
+    words = {"factor": float(factors[slow].mean()), **_longer(where)}
     return Repair(repaired(slow, ratio), least, words, evidence, names)
 
 
@@ -180,11 +178,10 @@ def _since(before: Steps, steps: Mask, stretch: Stretch) -> dict[str, object]:
     return {"first": first, "When": when}
 
 
-def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair a stretch in which all ranks are slower at once, which no comparison among them can show."""
-    length = before.length_for_work
-    stretch = slow_stretches(length[None], length[None]).get(0)
-    if stretch is None:
+def all_slow(before: Steps, ledger: Ledger, *, growing: bool) -> Repair | None:
+    """Repair what makes all ranks slower at once, which no comparison among them can show: since a step, or more and more."""
+    length, stretch = before.length_for_work, before.slowdown
+    if stretch is None or goes_on_growing(length, stretch) != growing:
         return None
     steps = np.zeros(len(length), np.bool_)
     steps[stretch.first : stretch.last] = True
@@ -194,19 +191,29 @@ def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     slower = float((grown_by >= 1 + limits.MAJORITY * (stretch.factor - 1)).mean())
     if 0 < slower <= limits.MAJORITY:
         return None  # some ranks are, and the others wait for them
+    fast, much = ~steps, steps.astype(np.float64)
+    if growing:
+        edge = max(len(length) // limits.STRETCHES, 1)
+        rows = np.arange(len(length))
+        fast, steps = rows < edge, rows >= len(length) - edge
+        much = np.clip((rows - edge / 2) / (len(length) - edge), 0.0, 1.0)
     of_work = before.seconds * of_work  # each operation becomes as long as in the other steps
-    slow, usual = (np.median(of_work[:, rows], axis=1) for rows in (steps, ~steps))
+    slow, usual = (np.median(of_work[:, rows], axis=1) for rows in (steps, fast))
     factors = np.maximum(slow / np.where(usual > 0, usual, np.inf), 1.0)
-    part, least = (np.where(steps, (1 / (1 + (factors - 1) * kept))[:, None], 1.0) for kept in (1.0, limits.MOST))
+    part, least = (1 / (1 + np.outer((factors - 1) * kept, much)) for kept in (1.0, limits.MOST))
     after = before.repaired(before.seconds * part)
     if before.saved(after) < limits.FLOOR:
         return None  # any job is slower for a while; a rank that is slower than the others is about to fail
-    most = _mostly(before, np.maximum(slow - usual, 0.0))
-    words = _since(before, steps, stretch) | {"factor": stretch.factor}
-    words["mostly"] = f"; what takes longer is mostly {most}" if most else ""
-    metric = "a step in this time, compared with the others"
-    evidence = Evidence(metric, stretch.factor, 1.0, unit="times", held="usually")
-    return Repair(after, before.repaired(before.seconds * least), words, (evidence,), steps=steps)
+    factor = float(np.median(length[steps]) / np.median(length[fast])) if growing else stretch.factor
+    words = (
+        _since(before, steps, stretch) | {"factor": factor} | _longer(_mostly(before, np.maximum(slow - usual, 0.0)))
+    )
+    metric = "the last steps" if growing else "a step in this time"
+    evidence = Evidence(
+        f"{metric}, compared with the {'first' if growing else 'others'}", factor, 1.0, unit="times", held="usually"
+    )
+    least_saved = before.repaired(before.seconds * least)
+    return Repair(after, least_saved, words, (evidence,), steps=None if growing else steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
@@ -373,25 +380,31 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         *_explained(before),
     )  # fmt: skip
     words = {
-        "mostly": f"; what takes it longer is mostly {where}" if where not in UNKNOWN else "",
+        **_longer(where),
         "percent": percent(float((late[most] >= 1 + limits.FLOOR).mean())),
-        "hide": "Load ahead, so that a slow batch hides behind others: more workers, more prefetching. "
-        if where == "data wait"
-        else "",
     }
+    if where == "data wait":
+        words["look"] = "Load ahead, so that a slow batch hides behind others: more workers, more prefetching. "
     spread = before.working(gone.local + before.by_stage(before.local - gone.local))
     return Repair(gone, spread, words, evidence, (before.ranks[most],) if single else ())
 
 
 def _late_in(before: Steps, last: Ints) -> str:
-    """Return the activity in which the late rank of each step exceeds the median of all ranks most."""
+    """Return the activity in which the late rank of each step exceeds the median of all ranks most; "" if it has no name."""
 
     def beyond(name: str) -> float:
         spent = before.spent(before.graph.activities.mask(name) & before.graph.local)
         return float((spent[last, np.arange(len(last))] - np.median(spent, axis=0)).sum())
 
     names = before.graph.activities.values
-    return max(sorted(names), key=beyond) if len(names) > 1 else names[0]
+    found = max(sorted(names), key=beyond) if len(names) > 1 else names[0]
+    return "" if found in UNKNOWN else found
+
+
+def _longer(where: str) -> dict[str, object]:
+    """Return the words for the activity that late ranks or slow steps spend more time in; "" if it has no name."""
+    look = "" if not where or is_pass(where) else f"Look first at {where}, which takes longer there. "
+    return {"mostly": f"; what takes longer is mostly {where}" if where else "", "look": look}
 
 
 def rank_name(name: str) -> str:
@@ -449,9 +462,14 @@ CAUSES: Sequence[Cause] = (
         "If it is still slow, move {ranks} to another machine.",
     ),
     Cause(
-        "FAIL_SLOW", all_slow_since,
+        "FAIL_SLOW", partial(all_slow, growing=False),
         "{When}, {ranks} took {factor:.3g} times as long as in the other steps{mostly}.",
         "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps.",
+    ),
+    Cause(
+        "FAIL_SLOW", partial(all_slow, growing=True),
+        "The steps take longer and longer: the last ones take {factor:.3g} times as long as the first{mostly}.",
+        ADVICE["slowdown_slower"],
     ),
     Cause(
         "SEQUENCE_IMBALANCE", uneven_microbatches,
@@ -469,13 +487,13 @@ CAUSES: Sequence[Cause] = (
     Cause(
         "STRAGGLER", partial(late_ranks, single=True),
         "{Ranks} {take} longer than usual in {percent} of the steps, and all other ranks wait{mostly}.",
-        "{hide}Find what stops {ranks} now and then: other processes on the machine, garbage collection, slow reads, logging or "
+        "{look}Find what stops {ranks} now and then: other processes on the machine, garbage collection, slow reads, logging or "
         "metrics that no other rank has.",
     ),
     Cause(
         "MOVING_STRAGGLER", partial(late_ranks, single=False),
         "The late rank changes from step to step, and all others wait for it{mostly}.",
-        "{hide}If their data differ in size, give all ranks equal work in each step, and add a column with it (tokens, samples) to "
+        "{look}If their data differ in size, give all ranks equal work in each step, and add a column with it (tokens, samples) to "
         "confirm it. If not, look for what stops a rank now and then: other processes, garbage collection, slow reads.",
     ),
     Cause(

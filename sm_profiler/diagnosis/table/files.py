@@ -6,8 +6,11 @@ import csv
 import gzip
 import io
 import json
+import os
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Any
 
@@ -15,9 +18,11 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_groups
+from sm_profiler.formatting import natural_key
 from sm_profiler.printable import printable
 from sm_profiler.storage import open_storage
 
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MAX_BYTES = 1 << 30  # of a table as stored
 UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64  # a gzip file may unpack to so much, or to so many times its size
 MAX_COLUMNS, MAX_COLUMN = 10_000, 300  # columns, and characters of the name of one that is read
@@ -44,6 +49,48 @@ class TableFile:
 
     head: list[str]
     pieces: Iterator[Piece]
+
+
+def tables_in(where: str) -> dict[str, str]:
+    """Return the tables of a folder that holds nothing else, as each rank may write one: the rank by its name → path."""
+    try:
+        found = [entry for entry in os.scandir(where) if not entry.name.startswith(".")]
+        if not all(suffix_of(entry.name) in SUFFIXES and entry.is_file() for entry in found):
+            return {}
+    except (OSError, ValueError):  # no folder, or an address
+        return {}
+    paths = sorted((entry.path for entry in found), key=natural_key)
+    stems = [os.path.basename(path).partition(".")[0] for path in paths]
+    for name in (r".*?(\d+)\D*", r"(.*)"):  # its last number, or all of it
+        ranks = [match[1] if (match := re.fullmatch(name, stem)) else "" for stem in stems]
+        if all(ranks) and len(set(ranks)) == len(ranks):
+            return dict(zip(ranks, paths, strict=True))
+    return dict(zip(map(os.path.basename, paths), paths, strict=True))
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's name without that of gzip."""
+    return os.path.splitext(name.lower().removesuffix(".gz"))[1]
+
+
+def joined(files: Mapping[str, TableFile], rank: str) -> TableFile:
+    """Return the rows of several tables as one.
+
+    Args:
+        files: the name of each table's rank → the table.
+        rank: name of a new column with the rank; "" for none.
+    """
+    head = list(dict.fromkeys(key for file in files.values() for key in file.head))
+
+    def column(name: str, file: TableFile, piece: Piece, key: str) -> Sequence[Any]:
+        if key == rank and rank:
+            return [name] * piece.count
+        return piece.column(key) if key in file.head else [None] * piece.count
+
+    pieces = (
+        Piece(piece.count, partial(column, name, file, piece)) for name, file in files.items() for piece in file.pieces
+    )
+    return TableFile([*head, *([rank] if rank else [])], pieces)
 
 
 def stored(name: str) -> bytes:
@@ -106,7 +153,11 @@ def _checked(columns: Sequence[str], name: str) -> Sequence[str]:
 def read_csv(data: bytes, name: str) -> TableFile:
     """Return a CSV table."""
     text = lines(data, name)
-    first = next(text, "")
+    first = comment = next(text, "")
+    while first.startswith("#"):
+        first, comment = next(text, ""), first
+    if first != comment and any(cell[:1].isdigit() for cell in re.split(r"[,;\t ]+", first.strip())):
+        text, first = chain([first], text), comment.lstrip("# ")  # as numpy writes it
     sign = max(",;\t", key=first.count)
     rows: Iterator[list[str]] = csv.reader(chain([first], text), delimiter=sign)
     if sign != ",":  # then the comma may be that of decimals

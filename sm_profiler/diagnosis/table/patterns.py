@@ -121,6 +121,19 @@ def _stretch(seconds: Floats, ratio: Floats, slow: Floats, fast: Floats) -> Stre
     return found if found.open or score > limits.SURELY * noise else None
 
 
+def goes_on_growing(seconds: Floats, stretch: Stretch) -> bool:
+    """Return whether steps become slower little by little to the end, which a line describes better than a slow stretch."""
+    count = min(len(seconds) // limits.BLOCKS[1], limits.BLOCKS[0])
+    usual = np.asarray([np.median(one) for one in np.array_split(seconds, count)])
+    at = min(max(round(stretch.first / len(seconds) * count), 1), count - 2)
+    before, after = usual[:at], usual[at:]
+    early, late = (float(np.median(half)) for half in np.array_split(after, 2))
+    if not stretch.open or late - early < limits.USUAL * float(np.median(after) - np.median(before)):
+        return False
+    line = usual - np.polyval(np.polyfit(np.arange(count), usual, 1), np.arange(count))
+    return bool(np.linalg.norm(line) < np.linalg.norm(np.r_[before - before.mean(), after - after.mean()]))
+
+
 def _edges(slow: Mask, first: int, last: int) -> tuple[int, int]:
     """Return the ends of a stretch, each where it separates slow steps from the others best: noise may hide those next to it."""
     middle = (first + last) // 2

@@ -7,7 +7,7 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,20 @@ import numpy as np
 from sm_profiler import plugins
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
-from sm_profiler.diagnosis.table.columns import MOMENTS, TEXTS, TIMED, Columns, is_text, unit_of
+from sm_profiler.diagnosis.table.columns import MOMENTS, TEXTS, TIMED, Columns, is_text, listed, scale_of, unit_of
 from sm_profiler.diagnosis.table.files import (
+    MAX_BYTES,
+    SUFFIXES,
     Piece,
     TableFile,
+    joined,
     lines,
     read_csv,
     read_json_lines,
     read_parquet,
     stored,
+    suffix_of,
+    tables_in,
 )
 from sm_profiler.diagnosis.table.naming import activity_of, is_communication, is_point_to_point
 from sm_profiler.diagnosis.table.operations import Operations, build_operations, end_together
@@ -51,8 +56,10 @@ MLLOG = ":::MLLOG"
 _MOMENTS = (
     "init_start", "run_start", "run_stop", "eval_start", "eval_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
 )  # fmt: skip
-SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))? ?(?:Z|([+-]\d\d:?\d\d))?")
+_RANK = re.compile(r"rank[\s_-]*(?=\d+$)", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:(\d{1,6}) days?[,.]? )?(\d{1,6}):([0-5]\d):([0-5]\d(?:\.\d{1,9})?)", re.ASCII)
+_AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([a-zµ]{1,12})", re.ASCII | re.IGNORECASE)
 EPOCH_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # moments since the epoch from which on each unit is used
 
 
@@ -77,14 +84,9 @@ class Table:
 
 def is_table(where: str) -> bool:
     """Return whether a source is a table of times or an MLPerf log, by its name and first bytes."""
-    if _ending(where) in SUFFIXES:
+    if suffix_of(where) in SUFFIXES or tables_in(where):
         return True
     return _is_mllog(where) or _format_of(where) is not None
-
-
-def _ending(name: str) -> str:
-    """Return the suffix of a file's name without that of gzip."""
-    return Path(name.lower().removesuffix(".gz")).suffix
 
 
 def _is_mllog(where: str) -> bool:
@@ -114,21 +116,38 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
 
     Args:
         where: a CSV, Parquet or JSON lines file, plain or compressed with gzip, or a log of MLPerf's mllog; a path or an s3:// URI.
+            Or a folder that holds nothing but tables, one of each rank.
         names: column of `NAMES` → its name in this table.
 
     Raises:
         SourceError: the file cannot be read, misses a column, or has no usable row.
     """
     name = os.fspath(where)
-    if _ending(name) not in SUFFIXES and not _is_mllog(name) and (other := _format_of(name)) is not None:
+    if suffix_of(name) not in SUFFIXES and not _is_mllog(name) and (other := _format_of(name)) is not None:
         return _read_with(other, name)
+    if ranks := tables_in(name):
+        files, left = {}, MAX_BYTES
+        for rank, path in ranks.items():
+            data = stored(path)
+            left -= len(data)
+            if left < 0:
+                raise SourceError(
+                    f"{printable(name)}: its tables have more than {MAX_BYTES >> 20} MiB; cut or aggregate them"
+                )
+            files[rank] = _opened(data, path, names or {})
+        file = joined(files, "")
+        has_rank = len(files) == 1 or "rank" in Columns.of(file.head, names or {}, name).found
+        return _table(file if has_rank else joined(files, "rank"), name, names or {})
     data = stored(name)
-    if _ending(name) == ".parquet":
-        return _table(read_parquet(data, name, lambda key: is_text(key, names or {})), name, names or {})
-    if MLLOG.encode() in unpacked_head(data):
+    if suffix_of(name) != ".parquet" and MLLOG.encode() in unpacked_head(data):
         return _mllog(lines(data, name), name)
-    read = read_json_lines if _ending(name) in {".jsonl", ".ndjson"} else read_csv
-    return _table(read(data, name), name, names or {})
+    return _table(_opened(data, name, names or {}), name, names or {})
+
+
+def _opened(data: bytes, name: str, names: Mapping[str, str]) -> TableFile:
+    if suffix_of(name) == ".parquet":
+        return read_parquet(data, name, lambda key: is_text(key, names))
+    return (read_json_lines if suffix_of(name) in {".jsonl", ".ndjson"} else read_csv)(data, name)
 
 
 def _read_with(other: Any, name: str) -> Table:
@@ -152,22 +171,31 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
         read.add(piece)
     rows = read.result()
     count, whole = len(rows.step), not {"operation", "microbatch"} & found.keys()
-    if "rank" in found and (rows.timed or whole):
+    has_rank = "rank" in found
+    if columns.places and not has_rank:
+        pairs = np.unique(np.stack([rows.step, rows.rank]), axis=1)[0]
+        has_rank = len(pairs) > (1 + limits.USUAL) * len(np.unique(pairs))  # or else one process has moved
+        if not has_rank:
+            rows = attrs.evolve(rows, rank_names=["0"], rank=np.zeros(count, np.int64))
+    if has_rank and (rows.timed or whole):
         rows = rows.at(_without_copies(rows))
     if whole:
-        rows = rows.at(_without_repeated(rows, name, has_rank="rank" in found))
-    kept = len(rows.step)
+        rows = rows.at(_without_repeated(rows, name, read.about, has_rank=has_rank))
+    kept, moments, divided = len(rows.step), False, False
     if whole:
-        moments = len(found.keys() & TIMED) == 1 and "seconds" not in found
-        if moments or _grow(rows):
+        moments = (len(found.keys() & TIMED) == 1 and "seconds" not in found) or _grow(rows)
+        if moments:
             rows = _between_moments(rows, name)
-        rows = _in_parts(rows, [printable(key)[:40] for key in columns.parts])
+        in_parts = _in_parts(rows, [printable(key)[:40] for key in columns.parts])
+        divided, rows = in_parts is not rows, in_parts
     if rows.timed:
         rows = _on_one_clock(rows)
     repeated = count - kept
     why = read.why or ("a step is repeated" if repeated else "")
     ledger, filled = _ledger(rows, name)
-    return Table(ledger, kept, read.lost + repeated, why, filled)
+    told = columns.told(moments=moments, divided=divided, placed=has_rank and "rank" not in found, facts=read.facts)
+    parts_only = not found.keys() & TIMED
+    return Table(attrs.evolve(ledger, columns=told, parts_only=parts_only), kept, read.lost + repeated, why, filled)
 
 
 class _Reader:
@@ -182,10 +210,13 @@ class _Reader:
         self.lost, self.why = 0, ""
         found = columns.found
         self._found, self._name, self._count = found, name, 0
+        self._places, self._others, self._first = columns.places, columns.facts, ""
         self._scale = {role: unit_of(found[role]) for role in TIMED if role in found}
         self._parts: dict[str, list[Floats]] = {key: [] for key in columns.parts}
         self._numbers: dict[str, list[Floats]] = {key: [] for key in ("step", "start", "seconds")}
-        self._texts = {role: (Numbering(), list[Ints]()) for role in TEXTS if role in found}
+        self._texts = {
+            role: (Numbering(), list[Ints]()) for role in TEXTS if role in found or (role == "rank" and columns.places)
+        }
         self._facts: dict[str, list[Floats]] = {key: [] for key in columns.facts[:MAX_FACTS]}
 
     def add(self, piece: Piece) -> None:
@@ -204,15 +235,16 @@ class _Reader:
             seconds = self._seconds("seconds" if "seconds" in found else "end", piece)
         else:
             seconds = self._seconds("start", piece) if "start" in found else np.zeros(piece.count)
-        parts = {key: np.nan_to_num(_numbers(piece.column(key))) * unit_of(key) for key in self._parts}
+        parts = {key: np.nan_to_num(_in_seconds(piece.column(key), unit_of(key), _duration)) for key in self._parts}
         if not found.keys() & TIMED:
             seconds = np.sum(list(parts.values()), axis=0)
-        texts = {role: list(piece.column(found[role])) for role in self._texts}
+        texts = {role: self._names(role, piece) for role in self._texts}
         usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
         self.why = self.why or ("" if usable.all() else "a time or step is missing, negative or not finite")
         usable &= self._named(texts.values(), usable)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
+        self._first = self._first or self._of_first(piece)
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
             self._numbers[key].append(_without_tiny(values[at], MIN_SECONDS) if key == "seconds" else values[at])
         for key, values in parts.items():
@@ -224,7 +256,7 @@ class _Reader:
             codes.append(np.fromiter(map(number.__getitem__, usable_texts), np.int64, len(at)))
             if len(numbering) > MAX_NAMES:
                 raise SourceError(
-                    f"{printable(self._name)}: column {printable(found[role])} has more than {MAX_NAMES:,} different values"
+                    f"{printable(self._name)}: column {printable(found.get(role, role))} has more than {MAX_NAMES:,} different values"
                 )
         for key in list(self._facts):
             numbers = _numbers(piece.column(key))[at]
@@ -232,6 +264,16 @@ class _Reader:
                 self._facts[key].append(_without_tiny(numbers, MIN_FACT))
             else:
                 del self._facts[key]
+
+    def _of_first(self, piece: Piece) -> str:
+        """Return the times and step of the first row, for messages."""
+        shown = [self._found[role] for role in ("step", *TIMED) if role in self._found] if piece.count else []
+        return printable(", ".join(f"{key[:40]} {str(piece.column(key)[0])[:40]!r}" for key in shown))
+
+    def _names(self, role: str, piece: Piece) -> list[Any]:
+        if role in self._found:
+            return list(piece.column(self._found[role]))
+        return ["-".join(map(_text, place)) for place in zip(*map(piece.column, self._places), strict=True)]
 
     def _named(self, texts: Iterable[list[Any]], usable: Mask) -> Mask:
         """Return which rows have names in all columns of texts."""
@@ -246,21 +288,30 @@ class _Reader:
         values = piece.column(self._found[role])
         if getattr(getattr(values, "dtype", None), "kind", "") == "M":
             return _since_epoch(np.asarray(values))
-        numbers = _numbers(values)
-        numbers = np.where(np.abs(numbers) <= MAX_FACT, numbers, np.nan) * self._scale[role]
-        if role in MOMENTS:
-            for row in np.flatnonzero(np.isnan(numbers)).tolist():
-                numbers[row] = _moment(values[row])
-            if self._scale[role] == 1.0 and np.isfinite(numbers).any():
-                usual = np.nanmedian(np.abs(numbers))
-                numbers *= next((unit for least, unit in EPOCH_UNITS if usual >= least), 1.0)
+        numbers = _in_seconds(values, self._scale[role], _moment if role in MOMENTS else _duration)
+        if role in MOMENTS and self._scale[role] == 1.0 and np.isfinite(numbers).any():
+            usual = np.nanmedian(np.abs(numbers))
+            numbers *= next((unit for least, unit in EPOCH_UNITS if usual >= least), 1.0)
         return numbers
+
+    @property
+    def facts(self) -> list[str]:
+        """Further columns that hold numbers."""
+        return list(self._facts)
+
+    @property
+    def about(self) -> str:
+        """Text about which column counts the steps, and which are not used; "" if it is `step`, and all are."""
+        left = [key for key in self._others if key not in self._facts]
+        step = self._found["step"]
+        told = [f"{listed([step])} is taken as step"] * (step != "step") + [f"not used: {listed(left)}"] * bool(left)
+        return f" ({'; '.join(told)}; --columns step=NAME,rank=NAME names others)" if told else ""
 
     def result(self) -> _Rows:
         """Return the rows."""
         numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
         if not len(numbers["step"]):
-            why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
+            why = f"each of its {self._count:,} rows has a missing, negative or too large time or step ({self._first})"
             if self._count and not any(scale < 1 for scale in self._scale.values()):
                 why += "; times are in seconds, unless the column's name ends with _ms, _us or _ns"
             raise SourceError(
@@ -286,6 +337,8 @@ class _Reader:
         distinct = sorted(numbering, key=natural_key)
         place = np.empty(len(distinct), np.int64)
         place[[numbering[text] for text in distinct]] = np.arange(len(distinct))
+        if role == "rank" and all(map(_RANK.match, distinct)):
+            distinct = [_RANK.sub("", text) for text in distinct]
         return distinct, place[np.concatenate(parts)]
 
 
@@ -301,6 +354,15 @@ def _numbers(values: Sequence[Any]) -> Floats:
         with contextlib.suppress(ValueError, OverflowError):  # one that is no number, as in a damaged row
             return np.fromiter(map(float, values), np.float64, len(values))
     return np.asarray([_number(value) for value in values], np.float64)
+
+
+def _in_seconds(values: Sequence[Any], scale: float, read: Callable[[object], float]) -> Floats:
+    """Return times in seconds: numbers in a unit, and texts as a function reads them."""
+    numbers = _numbers(values)
+    numbers = np.where(np.abs(numbers) <= MAX_FACT, numbers, np.nan) * scale
+    for row in np.flatnonzero(np.isnan(numbers)).tolist():
+        numbers[row] = read(values[row])
+    return numbers
 
 
 def _odd_digits(text: str) -> bool:
@@ -323,16 +385,27 @@ def _since_epoch(moments: Any) -> Floats:
 
 
 def _moment(value: object) -> float:
-    """Return a date and time in seconds since the epoch; without a time zone it is taken as UTC."""
+    """Return a date and time in seconds since the epoch (without a time zone it is taken as UTC), or a time since the start."""
     found = _MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
-        return float("nan")
+        return _duration(value)
     day, clock, fraction, zone = found.groups()
     zone = f"{zone[:3]}:{zone[-2:]}" if zone else "+00:00"
     try:
         return datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp() + float(f"0.{fraction or 0}")
     except ValueError:
         return float("nan")
+
+
+def _duration(value: object) -> float:
+    """Return a time with its unit, or with its hours and minutes, in seconds: `310 ms`, `0:00:01.5`."""
+    text = value.strip()[:80] if isinstance(value, str) else ""
+    if (found := _CLOCK.fullmatch(text)) is not None:
+        days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if (found := _AMOUNT.fullmatch(text)) is not None and (scale := scale_of(found[2])) is not None:
+        return float(found[1]) * scale
+    return float("nan")
 
 
 def _text(value: object) -> str:
@@ -366,7 +439,7 @@ class _Rows:
         return attrs.evolve(self, **columns, facts={key: values[rows] for key, values in self.facts.items()})
 
 
-def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
+def _without_repeated(rows: _Rows, name: str, about: str, *, has_rank: bool) -> Ints:
     """Return which rows to keep: of a step that a rank has several times, as after an interruption, the last.
 
     Raises:
@@ -379,9 +452,9 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     in_a_row = ((np.diff(rows.rank[by_rank]) == 0) & (np.diff(rows.step[by_rank]) == 0)).any()
     if repeated.mean() > limits.USUAL and (in_a_row or not has_rank):
         at = order[int(np.flatnonzero(repeated)[0])]
-        missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
+        missing = "operation (what each row is)" if has_rank else "rank, epoch, or operation (what each row is)"
         raise SourceError(
-            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}; "
+            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}{about}; "
             "of a restarted training, keep the rows of the last attempt"
         )
     return np.sort(order[~repeated])

@@ -33,7 +33,9 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
     findings = _findings(whole, ledger, (*CAUSES, *more_causes()) if causes is None else causes) if whole else []
     findings = [*findings, *_ended_early(ledger)] or [_without_cause(whole, ledger, count)]
     main, *also = findings
-    return Verdict(replace(main, evidence=(*main.evidence, *_about(whole, ledger, count))), tuple(also))
+    columns = (Evidence("columns", ledger.columns),) if ledger.columns else ()
+    evidence = (*main.evidence[:2], *columns, *main.evidence[2:], *_about(whole, ledger, count))
+    return Verdict(replace(main, evidence=evidence), tuple(also))
 
 
 def _findings(whole: Steps, ledger: Ledger, causes: Sequence[Cause]) -> list[Finding]:
@@ -169,7 +171,7 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
     waits = max(whole.saved(whole.level()) - whole.jitter, 0.0) if whole is not None else 0.0
     totals = ledger.totals
     beside = 1 - totals.useful - totals.share("evaluation")
-    if totals.coverage >= limits.SEEN and beside < limits.USUAL and waits < limits.FLOOR:
+    if totals.coverage >= limits.SEEN and not ledger.parts_only and beside < limits.USUAL and waits < limits.FLOOR:
         return Finding(
             Class.BALANCED,
             f"{percent(totals.useful)} of the time is computation, and no repair would save {percent(limits.FLOOR)} of it.",
@@ -177,7 +179,9 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
         )
     reason = "No step takes any time: all seconds are 0." if whole is None else _reason(ledger, whole, waits)
     add = "Add a column operation, with a row for each part of the step, to see where its time goes"
-    if totals.coverage >= limits.SEEN:
+    if ledger.parts_only:
+        add = "Add a column with the time of whole steps, to see what else they take"
+    elif totals.coverage >= limits.SEEN:
         add = (
             "Add columns with the work of each rank, such as tokens or samples, to see whether its time goes with them"
         )
@@ -204,6 +208,11 @@ def _reason(ledger: Ledger, whole: Steps, waits: float) -> str:
         return (
             f"With equal work in each step, the ranks would save {percent(waits)} of the time, which they wait for each other; what makes "
             f"them late is unknown. Rank {whole.ranks[most]} is the last most often, in {percent(last[most])} of the steps."
+        )
+    if ledger.parts_only:
+        return (
+            "No part of the steps is worth repairing, and nothing slows some steps or ranks more than others. How long whole steps "
+            "take is not in the table, so what else they spend their time on is unknown."
         )
     if ledger.totals.coverage < limits.SEEN:
         return (

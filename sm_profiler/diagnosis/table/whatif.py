@@ -75,13 +75,13 @@ class Steps:
         stages = tuple(dict.fromkeys(rank.stage for rank in ledger.ranks if rank.stage))
         graph = ledger.operations
         keys = [key for key in ledger.totals.activities if key != MEETING] or [UNSEEN]
-        tables = [ledger.table(key) for key in keys]
-        met = _meeting(keys, tables, staged=len(stages) > 1)
-        if graph is None or not _shows_most(graph, ledger) or (met >= 0 and TRANSFER not in keys):
-            if met >= 0:
+        met = _meeting(keys, ledger, staged=len(stages) > 1)
+        if graph is None or not _shows_most(graph, ledger) or met not in ("", TRANSFER):
+            tables = {key: ledger.table(key) for key in keys}
+            if met:
                 tables[met] = np.broadcast_to(tables[met].min(axis=0), tables[met].shape)
             stage = np.asarray([stages.index(rank.stage) if rank.stage else -1 for rank in ledger.ranks], np.int64)
-            graph = Operations.of_activities(keys, stage, tables, ledger.common_steps)
+            graph = Operations.of_activities(keys, stage, list(tables.values()), ledger.common_steps)
         length = graph.step_seconds()
         first = warm_up(length)
         graph = graph.at(slice(first, None))
@@ -126,6 +126,12 @@ class Steps:
     def stretches(self) -> dict[int, Stretch]:
         """The stretches of steps in which ranks are slower than the others, by rank, if the ranks had equal work."""
         return slow_stretches(self.even_work.local, self.even_work.ratio)
+
+    @cached_property
+    def slowdown(self) -> Stretch | None:
+        """The stretch in which the steps of the job are longer for the same work."""
+        length = self.length_for_work
+        return slow_stretches(length[None], length[None]).get(0)
 
     @property
     def jitter(self) -> float:
@@ -294,25 +300,26 @@ class Steps:
         return 1 - after.seconds_of(steps) / max(self.seconds_of(steps), 1e-12)
 
 
-def _meeting(keys: Sequence[str], tables: Sequence[Floats], *, staged: bool) -> int:
-    """Return the place of the activity in which ranks wait for each other, by its name or by its times; -1 if none does.
+def _meeting(keys: Sequence[str], ledger: Ledger, *, staged: bool) -> str:
+    """Return the activity in which ranks wait for each other, by its name or by its times; "" if none does.
 
     Ranks whose steps are equally long, though one works longer in all other activities, wait in this one: passes that
     exchange gradients hold the wait, too. Ranks of several pipeline stages differ in all of them.
     """
-    if len(tables[0]) < 2:
-        return -1
+    if len(ledger.ranks) < 2:
+        return ""
     if TRANSFER in keys:
-        return keys.index(TRANSFER)
+        return TRANSFER
     if staged:
-        return -1
-    length = np.sum(tables, axis=0).mean(axis=1)
+        return ""
+    means = {key: ledger.table(key).mean(axis=1) for key in keys}
+    length = np.sum(list(means.values()), axis=0)
     for name in _MEETINGS:
-        if name in keys:
-            own = length - tables[keys.index(name)].mean(axis=1)
+        if name in means:
+            own = length - means[name]
             if np.ptp(own) >= limits.FAR * length.max() and np.ptp(length) <= (1 - limits.MAJORITY) * np.ptp(own):
-                return keys.index(name)
-    return -1
+                return name
+    return ""
 
 
 def _correlation(first: Floats, second: Floats) -> float:
