@@ -45,7 +45,6 @@ from sm_profiler.render.page import Link, render_page
 MAX_CAUSES = 6  # in the bar; the others are summed
 MAX_GROUPS = 12  # rows a key
 MAX_KEYS = 8
-MANY = 20  # jobs
 MAX_NAMES = 3  # of jobs in a cell
 CAUSE_COLOURS = ("rose", "amber", "violet", "teal", "blue", "moss")
 STAGE_COLOURS = {
@@ -264,7 +263,7 @@ class _Page:
         chosen = []
         for key, groups in list(by_key.items())[:MAX_KEYS]:
             groups.sort(key=lambda group: (-self._amounts.lost(group.sums), -self._amounts.spent(group.sums)))
-            shown = _worth_a_row(groups, self._fleet.totals.jobs)[:MAX_GROUPS]
+            shown = groups[:MAX_GROUPS]
             chosen.append((key, shown, len(groups) - len(shown)))
         week_of = self._by_week({(key, group.value) for key, shown, _ in chosen for group in shown})
         found = []
@@ -377,12 +376,6 @@ class _Page:
             [(job.name or "unknown", shorten(job.source, 90), shorten(job.error, 200)) for job in bad],
         )
         return {"sentences": [origin, read], "table": table}
-
-
-def _worth_a_row(groups: Sequence[Group], jobs: int) -> Sequence[Group]:
-    """Leave out values of a single job, such as commits, if most are."""
-    several = [group for group in groups if group.sums.jobs > 1]
-    return several if jobs >= MANY and several and 2 * len(several) < len(groups) else groups
 
 
 def _where(job: FleetJob, cause: str) -> str:
