@@ -165,7 +165,8 @@ def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
         host, len(draws), len(slow), expected, chance, relative, usd, hours,
         tuple(draw.job.name for draw in newest[:MOST_NAMES]),
         f"{host} was slower than other machines in {len(slow)} of {len(draws)} jobs{longer}; chance explains "
-        f"{expected:.1f}. Replace it, or start the next jobs elsewhere.",
+        f"{expected:.1f}. Start the next jobs elsewhere, and replace it if they are faster there: a rank with more work than others "
+        "is slow on any machine.",
     )  # fmt: skip
 
 

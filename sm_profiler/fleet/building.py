@@ -39,7 +39,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
-from sm_profiler.fleet.scheduler import completed_by, with_states, without_profile
+from sm_profiler.fleet.scheduler import beyond_profiles, completed_by, numbers_of, with_states, without_profile
 from sm_profiler.fleet.wording import hours
 from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
@@ -115,7 +115,8 @@ def build_fleet(
         raise
     run.finish()
     once = completed_by(_once(run.rows), listed or ())
-    missing = without_profile(listed or (), [row for row in once if not _is_no_training(row)])
+    trainings = [row for row in once if not _is_no_training(row)]
+    missing = without_profile(listed or (), trainings) + beyond_profiles(trainings, listed or ())
     if since is not None and any(job.started is None and not job.error for job in missing):
         raise ConfigError("--since needs the column Start in the list of jobs")
     once += missing
@@ -135,7 +136,7 @@ def build_fleet(
             "that only imports a framework."
         )
     if listed is not None:
-        notes += _listed_only([row for row in rows if row.listed_only], len(listed))
+        notes += _listed_only(rows, len({job.job_id for job in listed}))
     if tuple(group_by) != GROUP_BY:
         notes += _groupless(rows, group_by)
     if twice := len(run.rows) + len(missing) - len(once):
@@ -220,14 +221,21 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
 
 
 def _listed_only(rows: Sequence[FleetJob], count: int) -> Iterator[str]:
-    """Return a note on the jobs that left no profile."""
-    if rows:
-        first = max(rows, key=lambda row: row.instance_hours)
-        whole = hours(sum(row.instance_hours for row in rows))
-        yield (
-            f"Without a profile, of the {plural(count, 'job')} in the scheduler's list: {len(rows):,} with {whole} of machines, "
-            f"such as {first.title}{' of ' + first.user if first.user else ''}."
-        )
+    """Return notes on the jobs that left no profile, and on those that have one of a part of their nodes or of their time."""
+    profiled = set[str]().union(*(numbers_of(row) for row in rows if not row.listed_only))
+    parts = [row for row in rows if row.listed_only and row.job_id in profiled]
+    lacking = [row for row in rows if row.listed_only and row.job_id not in profiled]
+    for some, what in (
+        (lacking, f"Without a profile, of the {plural(count, 'job')} in the scheduler's list: {len(lacking):,} with "),
+        (
+            parts,
+            f"Profiled on some of their nodes or for some of their time: {plural(len(parts), 'job')}, whose rest is ",
+        ),
+    ):
+        if some:
+            first = max(some, key=lambda row: row.instance_hours)
+            whole = hours(sum(row.instance_hours for row in some))
+            yield f"{what}{whole} of machines, such as {first.title}{' of ' + first.user if first.user else ''}."
 
 
 def _groupless(rows: Sequence[FleetJob], group_by: Iterable[str]) -> Iterator[str]:

@@ -223,7 +223,7 @@ class _Page:
             found.append(("Saved by spot machines", money(totals.saved_usd), ""))
         priced = sum(job.failed_usd is not None for job in self._fleet.jobs)
         if amounts.priced and totals.failed_usd:
-            found.append(("Spent on failed jobs", money(totals.failed_usd), plural(priced, "job")))
+            found.append(("Wasted on failed jobs", money(totals.failed_usd), plural(priced, "job")))
         return found
 
     def _ranking(self) -> list[tuple[Step, str]]:

@@ -17,6 +17,7 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.finding import MAX_INSTANCES, safe_name, safe_sentence, stem_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import ended_by
+from sm_profiler.metrics.thresholds import Threshold
 
 COMMAND = "sacct -a -X -P -o JobIDRaw,JobName,User,Account,State,Start,Elapsed,NNodes,AllocTRES"
 BILLED_BY = "scheduler"
@@ -29,6 +30,9 @@ _STATUS = {  # a time limit stops a job, as it does on the service
     **dict.fromkeys(("FAILED", NO_MEMORY, "NODE_FAIL", "BOOT_FAIL"), "Failed"),
 }  # fmt: skip
 _WORSE = ("", "InProgress", "Completed", "Stopped", "Failed")  # of two ends of a job, the later one here counts
+UNRECORDED = Threshold(
+    0.1, "of a job's machine time at least; what a batch script does before and after its training takes less"
+)
 _GPUS = re.compile(r"gres/gpu(:[^=,]+)?=([0-9]{1,6})\b")  # of all nodes: of each type, or of all types together
 _NAMED = re.compile(r"slurm[-_.]?([0-9]+)")  # how the profile of a job without its own name is called
 
@@ -127,8 +131,33 @@ def _time(text: str) -> float | None:
 
 def without_profile(listed: Sequence[FleetJob], found: Collection[FleetJob]) -> list[FleetJob]:
     """Return the listed jobs that are not among those of which a profile was found."""
-    known = set[str]().union(*map(_numbers, found))
+    known = set[str]().union(*map(numbers_of, found))
     return [job for job in listed if job.job_id not in known]
+
+
+def beyond_profiles(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return what jobs took beyond their profiles, by the list: nodes without one, or time that none covers.
+
+    A row for each of them, without an end of its own: that is its profile's.
+    """
+    recorded, unknown = Counter[str](), set[str]()
+    for row, job in zip(found, _listed_as(found, listed), strict=True):
+        if job is not None and row.billable_s is not None:
+            recorded[job.job_id] += round(row.billable_s * row.instances)
+        elif job is not None:
+            unknown.add(job.job_id)
+    rest = []
+    for job in listed:
+        whole = (job.billable_s or 0.0) * job.instances
+        beyond = whole - recorded[job.job_id]
+        if job.job_id in recorded and job.job_id not in unknown and beyond >= UNRECORDED * whole > 0:
+            rest.append(
+                attrs.evolve(
+                    job, name=f"{job.name}-unrecorded", status="", failure="", billable_s=beyond / job.instances,
+                    gpu_hours=None if job.gpu_hours is None else job.gpu_hours * beyond / whole,
+                )
+            )  # fmt: skip
+    return rest
 
 
 def completed_by(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob]:
@@ -172,10 +201,10 @@ def with_states(
 def _listed_as(found: Sequence[FleetJob], listed: Sequence[FleetJob]) -> list[FleetJob | None]:
     """Return what each job is in the scheduler's list; None if it is not there."""
     known = {job.job_id: job for job in listed}
-    return [next((known[number] for number in _numbers(row) if number in known), None) for row in found]
+    return [next((known[number] for number in numbers_of(row) if number in known), None) for row in found]
 
 
-def _numbers(job: FleetJob) -> set[str]:
+def numbers_of(job: FleetJob) -> set[str]:
     """Return the scheduler's number of a job of which a profile was found."""
     named = _NAMED.fullmatch(job.name)
     return {number for number in (job.job_id, named[1] if named else "") if number}

@@ -67,9 +67,8 @@ def test_a_profile_without_gpus_has_those_of_the_list(recorded, nodes, gpus, tmp
     (folder / "report.json").write_text(json.dumps(report))
     listed = read_listed("JobIDRaw|Elapsed|NNodes|AllocTRES\n7|02:00:00|2|gres/gpu=16\n")
     fleet = build_fleet([str(tmp_path)], listed=listed, prices={"*": {"gpu_hour": 2.0}}, progress=False)
-    (job,) = fleet.jobs
+    (job,) = (job for job in fleet.jobs if not job.listed_only)
     assert (job.gpus, job.gpu_hours, job.bill_usd) == (gpus, gpus, 2.0 * gpus)
-    assert not fleet.notes
 
 
 def test_jobs_without_a_price_are_not_free(tmp_path):
@@ -90,7 +89,7 @@ def test_jobs_without_a_price_are_not_free(tmp_path):
     assert lines["anna"].endswith("3 jobs, 1 without a price")
     page = render_html(fleet)
     assert "20.0 h" in page
-    assert "Spent on failed jobs <small>1 job</small></dt><dd><b>$9.00</b>" in page
+    assert "Wasted on failed jobs <small>1 job</small></dt><dd><b>$9.00</b>" in page
     assert "Not judged" not in page.partition("</svg>")[0]  # nothing of what has a price
 
 
@@ -135,6 +134,32 @@ def test_jobs_without_a_profile_are_not_covered(profiles):
     assert build_fleet([str(profiles)], progress=False).totals.coverage == 1.0
 
 
+@pytest.mark.parametrize(
+    ("elapsed", "nodes", "rest"),
+    [("01:00:00", 1, 0.0), ("01:06:00", 1, 0.0), ("01:00:00", 16, 15.0), ("10:00:00", 1, 9.0)],
+)
+def test_what_a_profile_leaves_out_of_its_job_is_not_covered(elapsed, nodes, rest, tmp_path):
+    """A profile of one node of sixteen covered the whole job, and passed `coverage<80%`."""
+    report = report_json("slurm-7", finding("INPUT_BOUND", 1800.0), start=START_S, instance_type="own")
+    (folder := tmp_path / "slurm-7").mkdir()
+    (folder / "report.json").write_text(json.dumps(report))
+    listed = read_listed(
+        f"JobIDRaw|User|State|Elapsed|NNodes|AllocTRES\n7|anna|FAILED|{elapsed}|{nodes}|gres/gpu={nodes}\n"
+    )
+    fleet = build_fleet([str(tmp_path)], listed=listed, prices={"*": {"gpu_hour": 2.0}}, progress=False)
+    assert fleet.totals.instance_hours == pytest.approx(1 + rest)
+    assert fleet.totals.coverage == pytest.approx(1 / (1 + rest))
+    assert fleet.totals.failed == 1
+    (group,) = (group.sums for group in fleet.groups if group.key == "user")
+    assert group.bill_usd == pytest.approx(2.0 * (1 + rest))
+    notes = [note for note in fleet.notes if "whose rest" in note]
+    wanted = (
+        "Profiled on some of their nodes or for some of their time: 1 job, whose rest is "
+        f"{rest:.1f} h of machines, such as slurm-7-unrecorded of anna."
+    )
+    assert notes == ([wanted] if rest else [])
+
+
 def test_a_list_must_have_its_columns_and_for_a_choice_by_time_the_start(profiles):
     with pytest.raises(ConfigError, match=r"the column Elapsed\."):
         read_listed("JobID|State\n1|COMPLETED\n")
@@ -177,7 +202,7 @@ def test_the_list_has_the_owners_that_profiles_lack(profiles):
     (group,) = (
         one for one in build_fleet([str(profiles)], listed=listed).groups if (one.key, one.value) == ("user", "")
     )
-    assert group.sums.jobs == 1
+    assert group.sums.jobs == 2  # and what the list has beyond the profile
 
 
 def test_the_command_checks_the_list_and_states_so_without_one(profiles, tmp_path, capsys):
