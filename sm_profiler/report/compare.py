@@ -224,7 +224,7 @@ class Comparison:
         samples: samples that a step of all ranks trains; None if unknown.
         others: share of the loop in which other programs kept the training waiting for a core.
         elapsed: the step with its evaluation and these waits, as the clock shows it; None if there are hardly any.
-        notes: how the times were made comparable.
+        notes: what is new, and how the times were made comparable.
         measured: the times by the clock of runs that are not comparable because of other programs; without changes.
     """
 
@@ -338,7 +338,12 @@ def compare(before: Report, after: Report) -> Comparison:
     found: tuple[Prediction, ...] = ()
     if step is not None and step.change is not None:
         found = predictions(before, after, None if heavy else _speedup(step))
-    notes = (*_script_notes(*metrics), *_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
+    notes = (
+        *_new_notes(before, after),
+        *_script_notes(*metrics),
+        *_batch_notes(per, samples, metrics),
+        *_load_notes(others, contexts),
+    )
     return result(changes, _sentence(changes, per, elapsed), predictions=found, elapsed=elapsed, notes=notes)
 
 
@@ -438,6 +443,13 @@ def _refusal(others: tuple[float, float]) -> str:
         f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, and its other threads "
         f"for a time that nothing counts, so a difference may be theirs. Repeat {again} while the machine is less busy."
     )
+
+
+def _new_notes(before: Report, after: Report) -> tuple[str, ...]:
+    """Return what the second run has and the first one had not, each as its report states it."""
+    known = {finding.kind for finding in before.verdict.findings}
+    new = [one for one in after.verdict.findings if one.kind not in known]
+    return tuple(f"New is {one.kind.value}: {one.headline}" for one in new[:MAX_PREDICTIONS])
 
 
 def _script_notes(before: JobMetrics, after: JobMetrics) -> tuple[str, ...]:

@@ -149,6 +149,15 @@ def test_a_cause_that_is_gone_beside_a_new_one_is_not_called_repaired(after, cla
     assert ("Repairing" in render_comparison(found)) == claimed
 
 
+def test_what_is_new_is_stated():
+    """Of a run with another problem than the first one, only the class of it was shown."""
+    before, after = report_from(training(400)), report_from(training(400, wait=0.0205))
+    found = compare(before, after)
+    assert found.notes[0] == f"New is INPUT_BOUND: {after.verdict.main.headline}"
+    assert found.notes[0] in terminal_comparison(found)
+    assert not any("New is" in note for note in compare(after, before).notes)
+
+
 def of_batches(size, **times):
     return report_from(training(400, **times), metadata=({"samples_per_step": size},))
 
