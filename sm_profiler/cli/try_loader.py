@@ -277,7 +277,7 @@ def advice(outcome: LoaderTrials, needed: float | None, instead: str = "") -> li
     if instead:
         lines.append(instead)
     elif needed:
-        lines.append(_enough(best, needed))
+        lines += [*_in_loop(outcome.now, best, needed), _enough(best, needed)]
     if (outcome.others or 0.0) >= BUSY:
         lines.append(
             f"Other programs used {percent(outcome.others or 0.0)} of the machine's processor time meanwhile, so settings with "
@@ -309,6 +309,16 @@ def _compared(outcome: LoaderTrials, best: LoaderTrial) -> str:
     if not now.num_workers and best.per_second <= now.per_second:
         return f", loaded while the loop computes; now {now.per_second:,.1f}, for which it waits"
     return f", {best.per_second / now.per_second:.2g} times as many as now ({now.per_second:,.1f})"
+
+
+def _in_loop(now: LoaderTrial | None, best: LoaderTrial, needed: float) -> list[str]:
+    """Return by how much the loop itself becomes faster: loaders that work beside it need not be faster than now."""
+    if now is None or not now.per_second or best.current:
+        return []
+    before, after = now.delivers(needed), best.delivers(needed)
+    return [
+        f"With it, the loop makes about {after:,.1f} steps/s instead of {before:,.1f}: {after / before:.2g} times as fast."
+    ]
 
 
 def _enough(best: LoaderTrial, needed: float) -> str:

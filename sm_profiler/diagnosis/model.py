@@ -373,7 +373,7 @@ class Report:
         text = f"Profiling cost {percent_of_cost(share)} of the training loop{self._parts_of_cost}."
         if self.cost_of_windows is None:
             return text
-        return f"{text} A longer job pays no more for windows; leave out those that you do not need."
+        return f"{text} A longer job pays no more for windows, and a smaller share for the rest, as its first steps are recorded more closely. Leave out windows that you do not need."
 
     @property
     def left_out_alarm(self) -> str | None:

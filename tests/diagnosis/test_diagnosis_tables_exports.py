@@ -143,6 +143,12 @@ def test_moments_of_some_steps_only_are_no_long_steps(tmp_path):
     assert diagnose(read_table(write(tmp_path / "t.csv", rows)).ledger).findings == ()
 
 
+def test_the_number_of_a_step_is_no_time_of_it(tmp_path):
+    """`step` and `step_ms` were both "times of steps" of which one had to be chosen."""
+    path = write(tmp_path / "t.csv", [{"step": at, "step_ms": 100.0, "data_ms": 40.0} for at in range(50)])
+    assert read_table(path).ledger.totals.duration == pytest.approx(5.0)
+
+
 def test_the_times_of_two_runs_are_not_mixed(tmp_path):
     rows = [{"Step": at, "a - step_time": 1.0, "b - step_time": 2.0} for at in range(50)]
     path = write(tmp_path / "t.csv", rows)

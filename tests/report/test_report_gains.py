@@ -25,12 +25,13 @@ from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
+from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import gain_sentence
 from sm_profiler.report.compare import compare
 from sm_profiler.report.prices import lost_time
 from sm_profiler.report.report_json import plain
-from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, ranked, report_from, training
+from tests.support.reports import START_S, gpu_samples, in_step, jitter, metrics_of, ranked, report_from, training
 
 STEP = 0.0102  # seconds of an iteration of report_helpers.training()
 
@@ -568,6 +569,22 @@ def test_other_load_on_the_machine_does_not_hide_what_workers_save():
     gain = gain_of(training(500, wait=0.0102), Class.INPUT_BOUND, cpu, workers=0)
     assert gain.share_of_loop.value > 0.4
     assert gain.share_of_loop.low > 0.1
+
+
+@pytest.mark.parametrize(("worker", "advised"), [(1.0, True), (1.5, False)])
+def test_cores_that_others_use_are_free_for_workers(worker, advised):
+    """All cores were busy with the job's 1.5 and another program, so that fewer workers were advised; one more helped."""
+    cpu = [
+        (1 + tick / 2, 99.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for tick in range(20) for core in range(2)
+    ]
+    metrics = metrics_of(training(500, wait=0.0102), cpu)
+    at = np.linspace(START_S, START_S + 20, 41)
+    usage = Usage(at, 0.5 * at, np.zeros(41), np.zeros(41), worker * at)
+    loader = attrs.evolve(metrics.loader, num_workers=1)
+    found = decide(Case(attrs.evolve(metrics, usage={"algo-1-0": usage}, loader=loader), {})).main
+    assert found.kind is Class.INPUT_BOUND
+    assert ("num_workers=2" in found.next_step) == advised
+    assert ("all CPU cores are busy" in found.headline) != advised
 
 
 @pytest.mark.parametrize("operators", [None, 120, 250])

@@ -38,7 +38,7 @@ from tests.support.reports import (
 def test_computing_loops_are_balanced():
     verdict = verdict_of(training(200))
     assert verdict.kind is Class.BALANCED
-    assert verdict.main.confidence == "high"
+    assert verdict.main.confidence == "medium"  # what the model could leave out is not known
     assert verdict.main.share_of_time == 0
 
 

@@ -1,5 +1,6 @@
 """Files parsed by the workers of an executor: the same rows in the same order."""
 
+import functools
 import shutil
 
 import pytest
@@ -66,6 +67,10 @@ def test_worker_of_another_version_ends_in_one_line(job, tmp_path, monkeypatch):
 
 
 def test_worker_that_fails_ends_in_one_line(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(parse.parse_files, "function", lambda _: 1 / 0)
+    @functools.wraps(parse.parse_files.function)  # tasks are decoded by its annotations
+    def fails(_task):
+        return 1 / 0
+
+    monkeypatch.setattr(parse.parse_files, "function", fails)
     with pytest.raises(SourceError, match="the workers failed: ZeroDivisionError"):
         export_timeline(open_source(job), tmp_path / "out.json", executor=ShuffledExecutor())

@@ -33,7 +33,8 @@ def events(rows):
     phase, name, start, length, node, step = zip(*(row[:6] for row in rows), strict=True) if rows else ((),) * 6
     ints = np.full(count, -1, np.int64)
     small = np.full(count, -1, np.int32)
-    pids = np.asarray([row[6].get("pid", -1) if isinstance(row[-1], dict) else -1 for row in rows], np.int64)
+    given = [row[6].get("pid", -1) if isinstance(row[-1], dict) else -1 for row in rows]
+    pids = np.asarray([pid if type(pid) is int and abs(pid) < 2**31 else -1 for pid in given], np.int64)
     return EventColumns(
         (np.asarray(start, float) + START_S) * 1e6, np.asarray(length, float) * 1e6, Category.of(name), Category.of(phase),
         Category.of(node), Category.of(["pythontimeline"] * count), np.asarray(step, np.int64), pids, ints, small, small,

@@ -177,6 +177,7 @@ def test_table_names_the_best_setting_and_what_the_loop_takes():
     assert "Best: num_workers=2, prefetch_factor=2, pin_memory=False, persistent_workers=True: 30.0 batches/s" in text
     assert "3 times as many as now (10.0)" in text
     assert "needs 20.0 batches/s" in text
+    assert "With it, the loop makes about 20.0 steps/s instead of 6.7: 3 times as fast.\n" in text
     assert text.endswith("enough.")
     rows = text.splitlines()[2:5]
     assert [row.endswith("enough for the loop") for row in rows] == [False, True, True]

@@ -321,6 +321,17 @@ class Case:
         return [cores for cores in found if cores is not None]
 
     @property
+    def use_of_cores(self) -> float | None:
+        """Share of the cores that the job itself occupies with its loaders' workers, 0 to 1; None if that is not known."""
+        found = [
+            usage.cores_with_children(rank.start, rank.end)
+            for rank in self.ranks
+            if (usage := self.metrics.usage.get(rank.name))
+        ]
+        known = [cores for cores in found if cores is not None]
+        return min(float(np.mean(known)) / self.cores, 1.0) if known and self.cores else None
+
+    @property
     def cores(self) -> int:
         """Cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
 

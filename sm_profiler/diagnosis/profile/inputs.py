@@ -289,7 +289,10 @@ def _cause(case: Case) -> _Cause:
         if case.would_share_cores(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
-    if cpu is not None and cpu >= limits.BUSY:
+    own = case.use_of_cores  # what other programs use is theirs again when they end
+    if own is not None:
+        evidence.append(Evidence("cores that the job itself occupies", round(own, 4), limits.MOST, unit="share"))
+    if own >= limits.MOST if own is not None else cpu is not None and cpu >= limits.BUSY:
         return cause("cores_busy")
     if workers > 0 and pool.cores and workers >= pool.cores and not pool.idle:
         return cause("worker_per_core", advice="cores_busy")

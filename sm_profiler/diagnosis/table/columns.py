@@ -88,7 +88,10 @@ class Columns:
         for role, aliases in NAMES.items():
             if role not in found and (column := _called(head, aliases, role)) is not None:
                 found[role] = column
-        same = [key for key in head if "seconds" in found and _plain(key) == _plain(found["seconds"])]
+        named = {column for role, column in found.items() if role != "seconds"}
+        same = [
+            key for key in head if "seconds" in found and key not in named and _plain(key) == _plain(found["seconds"])
+        ]
         if len(same) > 1 and "seconds" not in names and len({len(_PATH.split(key)) for key in same}) == 1:
             raise SourceError(
                 f"{printable(where)}: {listed(same)} are times of steps; choose one of them: "
