@@ -440,8 +440,9 @@ def _refusal(others: tuple[float, float]) -> str:
     ]  # fmt: skip
     again = "both runs" if len(waits) > 1 else "that run"
     return (
-        f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, and its other threads "
-        f"for a time that nothing counts, so a difference may be theirs. Repeat {again} while the machine is less busy."
+        f"Not comparable: other programs kept the training's main thread waiting for a CPU core {' and '.join(waits)}. How long its "
+        f"other threads waited is not recorded, so the load may be why the slower run is slower. Repeat {again} while the machine is "
+        "less busy."
     )
 
 

@@ -325,7 +325,7 @@ def test_a_change_that_load_may_explain_is_none(share, forward, waits):
     assert found.changes == ()
     assert found.step is None  # exit code 2 of --fail-on
     assert found.sentence.startswith(
-        f"Not comparable: other programs kept the training waiting for a CPU core {waits}, and its other threads"
+        f"Not comparable: other programs kept the training's main thread waiting for a CPU core {waits}. How long"
     )
     assert "Not comparable" in render_comparison(found)
 
