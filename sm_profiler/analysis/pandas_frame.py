@@ -474,7 +474,9 @@ def _partitions(source: ProfileSource, kind: str) -> Iterator[list[Item]]:
 def read_partition(task: _Task) -> Any:
     uri, job, files, kind, start_us = task
     source = open_listed(uri, job, files)
-    return _frame(_of_training(operators_once(source.events())) if kind == FRAMEWORK else source.system(), kind, start_us)
+    return _frame(
+        _of_training(operators_once(source.events())) if kind == FRAMEWORK else source.system(), kind, start_us
+    )
 
 
 def _frame(columns: Any, kind: str, start_us: int) -> Any:
