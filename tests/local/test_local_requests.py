@@ -213,3 +213,17 @@ def test_jobs_are_listed_by_time_and_in_the_order_that_is_asked_for(bench):
         bench.sagemaker.list_training_jobs(NextToken="x")
     after = bench.sagemaker.list_processing_jobs(CreationTimeAfter=last + hour, SortOrder="Descending")
     assert after["ProcessingJobSummaries"] == []
+
+
+@pytest.mark.parametrize(("files", "lent"), [({}, 1), ({"requirements.txt": "# none\n"}, 1), ({"setup.py": ""}, 0)])
+def test_the_log_states_that_the_endpoint_lent_its_packages(bench, files, lent):
+    """A job without sm-profiler in its requirements had a profile here, and has none on SageMaker."""
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
+    algorithm = {"TrainingImage": image, "TrainingInputMode": "File"}
+    name = bench.start("print(1)", files=files, Environment={"SM_PROFILER_AUTO": "1"}, AlgorithmSpecification=algorithm)
+    bench.wait(name)
+    line = "the local endpoint lent its own sm-profiler; on SageMaker, name sm-profiler[aws,gpu] in requirements.txt"
+    assert bench.lines(name).count(line) == lent
+    plain = bench.start("print(1)", AlgorithmSpecification=algorithm)
+    bench.wait(plain)
+    assert line not in bench.lines(plain)
