@@ -17,6 +17,7 @@ from sm_profiler.analysis.readers import (
     ends_with,
     event_rows,
     open_profile,
+    operators_once,
     step_interval,
     system_rows,
     tick_times,
@@ -120,7 +121,7 @@ class MergedTimeline:
         return name
 
     def _write(self, path: Path, start_us: float, end_us: float, metrics: Mapping[str, Sequence[float]]) -> None:
-        events = self.source.events()
+        events = operators_once(self.source.events())
         rows = event_rows(events, start_us, end_us)
         if self.file_suffix_filter is not None:
             suffixes = self.file_suffix_filter

@@ -23,6 +23,7 @@ from sm_profiler.analysis.readers import (
     named_events,
     named_metrics,
     open_profile,
+    operators_once,
     similar,
     system_rows,
     tick_times,
@@ -31,10 +32,10 @@ from sm_profiler.analysis.readers import (
 from sm_profiler.analysis.times import all_microseconds, microseconds
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, SystemColumns
-from sm_profiler.formats.layout import hour_folder
+from sm_profiler.formats.layout import DETAILED_TRACE, PYTHON_TIMELINE, hour_folder
 from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
-from sm_profiler.source.item_table import Item
+from sm_profiler.source.item_table import TIMELINES, Item
 from sm_profiler.source.opening import Listed, listed, open_listed, place_of
 
 if TYPE_CHECKING:
@@ -361,6 +362,7 @@ class PandasFrame:
             self.start_time = self.system_metrics_reader.get_timestamp_of_first_available_file()
         system, events = SystemColumns.concat(self._latest_system), EventColumns.concat(self._latest_events)
         self._latest_system, self._latest_events = [system], [events]
+        events = operators_once(events)
         events = events[~events.instants & training_events(events)]
         framework = framework_frame(events[steps_first(events)], self.start_time, ordered=True)
         return system_frame(system, self.start_time, shown_us=tick_times(system)), framework
@@ -459,15 +461,22 @@ def dask_frame(source: ProfileSource, kind: str, start_us: int) -> Any:
 
 def _partitions(source: ProfileSource, kind: str) -> Iterator[list[Item]]:
     items = [item for item in source.files if item.is_system == (kind == SYSTEM)]
-    items.sort(key=lambda item: item.rank)
-    for _, group in groupby(items, key=lambda item: (item.rank, hour_folder(item.at_us))):
+
+    def part(item: Item) -> tuple[int, str]:  # a detailed trace is with the hook's timeline: both have its operators
+        rank = TIMELINES.index(PYTHON_TIMELINE) if item.kind == DETAILED_TRACE else item.rank
+        return rank, hour_folder(item.at_us)
+
+    items.sort(key=part)
+    for _, group in groupby(items, key=part):
         yield list(group)
 
 
 def read_partition(task: _Task) -> Any:
     uri, job, files, kind, start_us = task
     source = open_listed(uri, job, files)
-    return _frame(_of_training(source.events()) if kind == FRAMEWORK else source.system(), kind, start_us)
+    return _frame(
+        _of_training(operators_once(source.events())) if kind == FRAMEWORK else source.system(), kind, start_us
+    )
 
 
 def _frame(columns: Any, kind: str, start_us: int) -> Any:

@@ -24,7 +24,7 @@ from sm_profiler.config.launched import Launched
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
-from sm_profiler.formats.event_names import OF_TRAINING, OWN
+from sm_profiler.formats.event_names import CPU_OPERATORS, GPU_OPERATORS, OF_TRAINING, OWN
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
@@ -123,6 +123,20 @@ def of_training(phase: str) -> bool:
 
 def training_events(events: EventColumns) -> Mask:
     return events.phase.mask(of_training)
+
+
+def operators_once(events: EventColumns) -> EventColumns:
+    """Leave out the detailed traces of processes whose operators are in the hook's timeline, which has their steps.
+
+    The hook keeps such a trace for other tools, and writes its operators and kernels as events as well.
+    """
+    traces = events.kind.mask(layout.DETAILED_TRACE)
+    if not traces.any():
+        return events
+    operators = ~traces & events.phase.mask(lambda phase: phase.startswith((CPU_OPERATORS, GPU_OPERATORS)))
+    again = traces & np.isin(events.node.codes, np.unique(events.node.codes[operators]))
+    kept: EventColumns = events[~again] if again.any() else events
+    return kept
 
 
 def named_metrics(system: SystemColumns, names: Collection[str]) -> Mask:
@@ -501,7 +515,7 @@ class AlgorithmMetricsReader(MetricsReaderBase):
         return [item for item in self.source.files if not item.is_system]
 
     def _read(self) -> EventColumns:
-        return self.source.events()
+        return operators_once(self.source.events())
 
 
 R = TypeVar("R", bound=MetricsReaderBase)
@@ -561,7 +575,7 @@ def in_file_order(events: EventColumns) -> EventColumns:
 
 def open_events(source: ProfileSource) -> EventColumns:
     source.refresh()
-    return source.events()
+    return operators_once(source.events())
 
 
 def step_interval(events: EventColumns, start_step: int, end_step: int) -> tuple[float, float]:

@@ -209,7 +209,7 @@ class Condition:
         covered = coverage(totals)
         if self.name == "waste" and covered:
             return f"{self} was checked for what was judged. {covered}"
-        if self.name == "coverage" and totals.coverage is not None and covered:
+        if self.name == "coverage" and covered and totals.coverage is not None and self.broken_by(totals):
             counted = percent(totals.coverage)
             if f" {counted} of" not in covered:  # the summary has another share
                 return f"{self}: {counted} counts jobs whose time or price is unknown as average ones. {covered}"

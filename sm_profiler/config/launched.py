@@ -26,6 +26,17 @@ _DECISIVE = re.compile(  # lines that state why there is no profile, among those
     rf"{_UNWRITABLE}|no uploads|uploads are off|upload failed|not be uploaded|hook is off|nothing is recorded|monitor ended"
 )
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
+_NOTHING_STORED = (
+    "the agent has stored nothing",
+    (
+        "check that sm-profiler[aws,gpu] is installed in the container (in its image or requirements.txt), and that the "
+        "job's role may write there"
+    ),
+)
+_NO_FRAMEWORK = (
+    "If both are so, its script imported none of PyTorch, Keras, TensorFlow and JAX, which starts the agent: in a script without "
+    "these frameworks, mark each step: 'from sm_profiler.hook import get_hook', then 'with get_hook().step():'"
+)
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
 
@@ -160,6 +171,8 @@ class Launched:
             decisive = [line for line in log if _DECISIVE.search(line)] or log
             shown = [*decisive[:SHOWN_LINES], *decisive[SHOWN_LINES:][-1:]]
             return f"{why}; its log has: {' | '.join(map(_line, shown))}", advice
+        if (why, advice) == _NOTHING_STORED and self.status == "Completed":  # without a word of the agent in its log
+            return why, f"{advice}. {_NO_FRAMEWORK}"
         return why, advice
 
     def _agent_problem(self) -> tuple[str, str]:
@@ -182,13 +195,7 @@ class Launched:
             )
         if self.isolated:
             return self.lost_in_isolation
-        return (
-            "the agent has stored nothing",
-            (
-                "check that sm-profiler[aws,gpu] is installed in the container (in its image or requirements.txt), and that the "
-                "job's role may write there"
-            ),
-        )
+        return _NOTHING_STORED
 
     @property
     def lost_in_isolation(self) -> tuple[str, str]:

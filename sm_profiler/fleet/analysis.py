@@ -418,7 +418,6 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         interrupted_usd=known(_sum(job.interrupted_usd for job in priced)),
         judged_instance_hours=judged_hours,
         judged_usd=known(judged_usd),
-        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and not unpriced else (judged_hours, hours))),
         stages={stage: stages[stage] for stage in STAGES if stages.get(stage, 0.0) > 0},
     )
     amounts, causes = Amounts(sums.known_in_dollars), dict[str, float]()
@@ -426,6 +425,7 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
         causes[loss.cause] = causes.get(loss.cause, 0.0) + amounts.amount(loss.usd, _hours(job, loss))
     return attrs.evolve(
         sums,
+        coverage=_coverage(jobs, *((judged_usd, bill) if sums.in_dollars and not unpriced else (judged_hours, hours))),
         waste=_part(lost, judged_usd) if sums.in_dollars else _part(lost_hours, judged_hours),
         causes=dict(sorted(((cause, some) for cause, some in causes.items() if some > 0), key=lambda pair: -pair[1])),
     )

@@ -264,8 +264,8 @@ class Totals:
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
         bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones; None without any.
         judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
-        coverage: judged part of the bill; of the hours if the bill of a job is unknown. A job that was not judged and
-            whose time is unknown counts as an average one. None without jobs.
+        coverage: judged part of the bill; of the hours if it is less than a dollar or that of a job is unknown. A job that
+            was not judged and whose time is unknown counts as an average one. None without jobs.
         waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar or unknown for all that
             was judged; None if nothing was.
         causes: cause → dollars, the most expensive first; hours of instances if no bill of what was judged is known.

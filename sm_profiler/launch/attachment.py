@@ -12,6 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,7 +23,7 @@ from sm_profiler.debugger import ProfilerConfig, ProfilerRule
 from sm_profiler.debugger.images import AwsImage, warn_of_old
 from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.environment import agent_environment, require_uploadable, switched_on
+from sm_profiler.launch.environment import INSTALL, agent_environment, names_profiler, require_uploadable, switched_on
 from sm_profiler.launch.request import (
     TESTED,
     build_request,
@@ -64,6 +65,7 @@ def attach_estimator(
     before = estimator.profiler_config
     if backend == "agent":
         warn_of_old(AwsImage.of_estimator(estimator), stacklevel=3)
+        _warn_of_missing_package(estimator)
         if before is not None and config_request(before).keys() - _SDK_DEFAULTS:
             warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
         values = {
@@ -108,6 +110,19 @@ def attach_estimator(
     if backend == "service" and hasattr(client, "meta"):
         undo.append(warn_of_tuning(client))
     return description, undo
+
+
+def _warn_of_missing_package(estimator: Any) -> None:
+    """Warn if a source folder does not install the agent, which AWS's images lack; an image of the user's own may have it."""
+    folder = getattr(estimator, "source_dir", None)
+    if not isinstance(folder, str) or not Path(folder).is_dir() or getattr(estimator, "image_uri", None):
+        return
+    added = [Path(path) for path in getattr(estimator, "dependencies", None) or () if isinstance(path, str)]
+    files = [Path(folder, "requirements.txt"), *(path for path in added if path.name == "requirements.txt")]
+    if not any(map(names_profiler, files)) and not Path(folder, "setup.py").is_file():
+        warnings.warn(
+            f"the agent is not installed by {folder}, and AWS's images lack it: {INSTALL} there", stacklevel=4
+        )
 
 
 _SDK_DEFAULTS = {"S3OutputPath", "DisableProfiler"}  # what an Estimator sets by itself

@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, may_exist, shown
@@ -16,9 +17,19 @@ from sm_profiler.launch.request import config_request, is_pipeline_variable, req
 from sm_profiler.printable import printable
 from sm_profiler.settings import AUTO, CONFIG
 
+_INSTALLS = re.compile(r"^[^#\n]*sm[-_.]profiler|^\s*(-r|--requirement)\b", re.MULTILINE | re.IGNORECASE)
+INSTALL = "name sm-profiler[aws,gpu] in requirements.txt"
 _S3_URI = re.compile(r"s3://([a-zA-Z0-9._-]{1,255}|arn:[^/\s]+)(/|\Z)")
 _SWITCH = re.compile(rf"{AUTO.name}\Z")
 _OURS = re.compile(rf"({CONFIG.name}(_\d+)?|{AUTO.name})\Z")
+
+
+def names_profiler(requirements: Path) -> bool:
+    """Return whether a requirements file installs sm-profiler, or refers to another file, which may."""
+    try:
+        return _INSTALLS.search(requirements.read_text("utf-8", "replace")) is not None
+    except OSError:
+        return False
 
 
 def agent_environment(  # one argument for each setting of a job

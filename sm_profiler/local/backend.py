@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -290,6 +291,9 @@ class LocalSageMakerResponse(SageMakerResponse):
         self.jobs.update_training(job, request.get("ProfilerConfig"), new)
         return ActionResult({"TrainingJobArn": job.arn})
 
+    def list_training_jobs(self) -> ActionResult:
+        return ActionResult(summaries("Training", self.sagemaker_backend.training_jobs.values(), self.request_body))
+
     def create_processing_job(self) -> ActionResult:
         """CreateProcessingJob: start a job."""
         job = self.sagemaker_backend.new_processing_job(self.request_body, self.jobs)
@@ -306,6 +310,9 @@ class LocalSageMakerResponse(SageMakerResponse):
                     return ActionResult(rule.describe_processing(training))
         return ActionResult(backend.find(backend.processing_jobs, name).describe())
 
+    def list_processing_jobs(self) -> ActionResult:
+        return ActionResult(summaries("Processing", self.sagemaker_backend.processing_jobs.values(), self.request_body))
+
     def stop_processing_job(self) -> ActionResult:
         backend = self.sagemaker_backend
         self._stop(backend.find(backend.processing_jobs, self._get_param("ProcessingJobName")))
@@ -318,6 +325,58 @@ class LocalSageMakerResponse(SageMakerResponse):
                 raise AWSValidationException(f"The request was rejected because the job is in status {job.status}.")
             job.status = "Stopping"
             job.stop_requested.set()
+
+
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "Name": lambda job: job.name,
+    "CreationTime": lambda job: job.creation_time,
+    "Status": lambda job: job.status,
+}
+
+
+def summaries(kind: str, jobs: Iterable[Any], request: JsonDict) -> JsonDict:
+    """Answer a List call: moto compares times without a zone, cuts pages before it filters, and sorts nothing."""
+    found = [job for job in jobs if is_listed(job, request)]
+    found.sort(key=ORDERS[request.get("SortBy", "CreationTime")], reverse=request.get("SortOrder") == "Descending")
+    token = str(request.get("NextToken") or 0)
+    if not (token.isdecimal() and token.isascii() and len(token) < 10):
+        raise AWSValidationException(f"Invalid pagination token: {token}")
+    start, end = int(token), int(token) + int(request.get("MaxResults", len(found)))
+    shown: JsonDict = {f"{kind}JobSummaries": [summary(kind, job) for job in found[start:end]]}
+    return {**shown, "NextToken": str(end)} if end < len(found) else shown
+
+
+def summary(kind: str, job: Any) -> JsonDict:
+    known = job.describe()
+    names = (
+        f"{kind}JobName",
+        f"{kind}JobArn",
+        f"{kind}JobStatus",
+        f"{kind}EndTime",
+        "CreationTime",
+        "LastModifiedTime",
+    )
+    return {name: known[name] for name in names if name in known}
+
+
+def is_listed(job: Any, request: JsonDict) -> bool:
+    """Return whether a job has the name, the status and the times that a List call asks for."""
+    if request.get("NameContains", "") not in job.name:
+        return False
+    if request.get("StatusEquals", job.status) != job.status:
+        return False
+    return all(
+        seconds(request, f"{time}After", -math.inf) < at.timestamp() < seconds(request, f"{time}Before", math.inf)
+        for time, at in (("CreationTime", job.creation_time), ("LastModifiedTime", job.last_modified_time))
+    )
+
+
+def seconds(request: JsonDict, name: str, default: float) -> float:
+    """Return a time of a request, seconds since the epoch, as clients of this protocol send it."""
+    value = request.get(name, default)
+    if not isinstance(value, int | float):
+        refuse([f"{name}: {value!r} is not a number of seconds"])
+    return float(value)
 
 
 def without_nulls(request: JsonDict) -> JsonDict:

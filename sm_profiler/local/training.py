@@ -14,9 +14,11 @@ from typing import Any
 
 from boto3.exceptions import S3UploadFailedError
 
-from sm_profiler.container import CHECKPOINTS, DEFAULT_PROFILER_OUTPUT, FAILURE
+from sm_profiler.container import CHECKPOINTS, CODE, DEFAULT_PROFILER_OUTPUT, FAILURE
+from sm_profiler.debugger.images import AwsImage
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import plural
+from sm_profiler.launch.environment import INSTALL, names_profiler
 from sm_profiler.local.command import (
     Program,
     create_overlay,
@@ -167,6 +169,7 @@ POLL_S = 0.2
 HOOK_IS_ADDED = (
     f"sm-profiler: the local endpoint added {AUTO.name}=1; on SageMaker, add {AUTO.name}=1 to the job's environment"
 )
+PACKAGES_ARE_ADDED = f"the local endpoint lent its own sm-profiler; on SageMaker, {INSTALL}"
 
 
 class ScriptFailedError(Exception):
@@ -342,12 +345,22 @@ class TrainingRun(threading.Thread):
             tail = " ".join(self.streams[0].tail[-3:])
             raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
 
+    def _lends_profiler(self) -> bool:
+        """Return whether the job asks for the hook, and would lack it on SageMaker: its image is AWS's, and its source names none."""
+        request, code = self.job.request, self.hosts[0].path(CODE)
+        asked = self.job.hook_is_added or AUTO.usable(request.get("Environment", {}))
+        if not asked or AwsImage.named(request["AlgorithmSpecification"].get("TrainingImage")) is None:
+            return False
+        return code.is_dir() and not (names_profiler(code / "requirements.txt") or (code / "setup.py").is_file())
+
     def _start_profiling(self, s3: Any) -> None:
         if self.job.tensor_rules:
             self.streams[0].write(f"sm-profiler: {NO_TENSORS}, not evaluated: {', '.join(self.job.tensor_rules)}")
         if self.job.hook_is_added:
             self.streams[0].write(HOOK_IS_ADDED)
             self.job.hook_was_added = True
+        if self._lends_profiler():
+            self.streams[0].write(PACKAGES_ARE_ADDED)
         self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
         self.profiling.start()
         self.update_rules()

@@ -398,3 +398,26 @@ def test_a_part_of_few_minutes_is_not_the_whole():
     """It read "1 min of 1 min of machine time was wasted (81 %)"."""
     job = FleetJob("a", judged="report", verdict="X", billable_s=84, lost_s=68.0)
     assert "1.1 min of 1.4 min of machine time was wasted (81 %)" in unescape(render_html(assemble([job])))
+
+
+def test_headline_and_limit_have_the_same_coverage_if_all_costs_cents():
+    """The page had 75 % of 8 min, and the limit 20 %, of cents."""
+    cheap = FleetJob("a", judged="report", verdict="X", billable_s=360, bill_usd=0.01, lost_usd=0.0, price=0.1)
+    dear = FleetJob("b", billable_s=120, bill_usd=0.04, price=1.2)
+    fleet = assemble([cheap, dear])
+    above, below = conditions_of("coverage<80%,coverage<70%")
+    assert "Judged: 75 % of 8 min of machine time, 1 of 2 jobs." in summary(fleet)
+    assert above.broken_by(fleet.totals) == "75 %"
+    assert not below.broken_by(fleet.totals)
+    assert not above.unknown_for(fleet.totals)
+    assert not below.unknown_for(fleet.totals)
+
+
+def test_a_limit_of_the_coverage_that_is_kept_says_nothing():
+    """CI printed the explanation of the share as if the limit were broken."""
+    cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
+    totals = assemble([cheap, FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")]).totals
+    broken, kept = conditions_of("coverage<50%,coverage<40%")
+    assert broken.unknown_for(totals)
+    assert not kept.broken_by(totals)
+    assert not kept.unknown_for(totals)

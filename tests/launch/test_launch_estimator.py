@@ -502,3 +502,37 @@ def test_the_versions_of_an_image_are_those_of_its_name(image, old):
     found = AwsImage.named(image)
     assert (found.too_old if found else "").startswith(old)
     assert bool(found and found.too_old) == bool(old)
+
+
+@pytest.mark.parametrize(
+    ("files", "warns"),
+    [
+        ({}, True),
+        ({"requirements.txt": "numpy\n# sm-profiler\n"}, True),
+        ({"requirements.txt": "numpy\nsm-profiler[aws,gpu]\n"}, False),
+        ({"requirements.txt": "./wheels/sm_profiler-1.0-py3-none-any.whl"}, False),
+        ({"requirements.txt": "-r more.txt"}, False),
+    ],
+)
+def test_attach_warns_if_the_source_folder_does_not_install_the_agent(wire, tmp_path, files, warns):
+    """AWS's images lack sm-profiler: the job ran without a profile, and nothing had been said before it."""
+    source = tmp_path / "src"
+    source.mkdir()
+    for name, text in {"train.py": "print(1)", **files}.items():
+        (source / name).write_text(text)
+
+    def warned(estimator, backend="agent"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            attach(estimator, profile(), backend=backend)
+        return [str(one.message) for one in caught if "agent is not installed" in str(one.message)]
+
+    found = warned(wire.estimator("pytorch", source_dir=str(source)))
+    assert (
+        found
+        == [
+            f"the agent is not installed by {source}, and AWS's images lack it: name sm-profiler[aws,gpu] in requirements.txt there"
+        ]
+        * warns
+    )
+    assert warned(wire.estimator("generic", entry_point="train.py", source_dir=str(source))) == []  # its own image

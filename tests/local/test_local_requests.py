@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,47 @@ def test_jobs_that_would_not_run_are_refused(bench):
             OutputConfig={"S3OutputLocation": "s3://bucket/x", "TargetDevice": "ml_m5"},
             StoppingCondition={"MaxRuntimeInSeconds": 900},
         )
+
+
+def test_jobs_are_listed_by_time_and_in_the_order_that_is_asked_for(bench):
+    """A time was refused ("can't compare offset-naive and offset-aware datetimes"), and the order was ignored."""
+    started = [bench.start("print(1)") for _ in range(3)]
+    for name in started:
+        bench.wait(name)
+    created = {name: bench.sagemaker.describe_training_job(TrainingJobName=name)["CreationTime"] for name in started}
+
+    def listed(**asked):
+        pages = bench.sagemaker.get_paginator("list_training_jobs").paginate(**asked)
+        names = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+        return [name for name in names if name in created]
+
+    hour = timedelta(hours=1)
+    first, last = min(created.values()), max(created.values())
+    for name in ("CreationTime", "LastModifiedTime"):
+        assert listed(**{f"{name}After": first - hour}) == started
+        assert listed(**{f"{name}Before": last + hour}) == started
+        assert listed(**{f"{name}After": last + hour}) == listed(**{f"{name}Before": first - hour}) == []
+    assert listed(CreationTimeAfter=created[started[1]] - timedelta(milliseconds=1)) == started[1:]
+    assert listed(SortBy="CreationTime", SortOrder="Descending") == started[::-1]
+    assert listed(SortBy="Name", SortOrder="Descending") == sorted(started, reverse=True)
+    assert listed(StatusEquals="Completed", SortBy="Status") == started
+    assert listed(NameContains=started[2], PaginationConfig={"PageSize": 1}) == started[2:]
+    assert listed(SortOrder="Descending", PaginationConfig={"PageSize": 1}) == started[::-1]
+    with pytest.raises(ClientError, match="Invalid pagination token"):
+        bench.sagemaker.list_training_jobs(NextToken="x")
+    after = bench.sagemaker.list_processing_jobs(CreationTimeAfter=last + hour, SortOrder="Descending")
+    assert after["ProcessingJobSummaries"] == []
+
+
+@pytest.mark.parametrize(("files", "lent"), [({}, 1), ({"requirements.txt": "# none\n"}, 1), ({"setup.py": ""}, 0)])
+def test_the_log_states_that_the_endpoint_lent_its_packages(bench, files, lent):
+    """A job without sm-profiler in its requirements had a profile here, and has none on SageMaker."""
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
+    algorithm = {"TrainingImage": image, "TrainingInputMode": "File"}
+    name = bench.start("print(1)", files=files, Environment={"SM_PROFILER_AUTO": "1"}, AlgorithmSpecification=algorithm)
+    bench.wait(name)
+    line = "the local endpoint lent its own sm-profiler; on SageMaker, name sm-profiler[aws,gpu] in requirements.txt"
+    assert bench.lines(name).count(line) == lent
+    plain = bench.start("print(1)", AlgorithmSpecification=algorithm)
+    bench.wait(plain)
+    assert line not in bench.lines(plain)

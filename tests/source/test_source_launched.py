@@ -90,6 +90,18 @@ def test_the_message_has_reason_log_places_and_advice():
     assert "To do" not in missing_profile({**ENDED, "TrainingJobStatus": "Failed"}, "job", ["s3://x"], client=logs)
 
 
+def test_a_script_without_a_framework_is_named_as_the_reason_that_an_ended_job_stored_nothing():
+    """The message named the installation and the role only: a script of NumPy alone starts no agent."""
+    reason = "its script imported none of PyTorch, Keras, TensorFlow and JAX"
+    text = missing_profile(agent(CONFIG), "job", ["s3://own/path"], client=Logs([]))
+    assert reason in text
+    assert text.endswith("'with get_hook().step():'.")
+    spoke = Logs(["sm-profiler: upload failed"])  # the agent has started
+    assert reason not in missing_profile(agent(CONFIG), "job", ["s3://own/path"], client=spoke)
+    failed = {**agent(CONFIG), "TrainingJobStatus": "Failed", "TrainingStartTime": 1}
+    assert reason not in missing_profile(failed, "job", ["s3://own/path"], client=Logs([]))
+
+
 def test_the_end_of_a_long_line_and_the_last_line_are_quoted():
     """The address of the object filled the line, and the reason was cut off."""
     key = "s3://jobs/out/a-job-with-quite-a-long-name/profiler-output/system/incremental/2026112713/1795787700.algo-1.json"
