@@ -262,8 +262,12 @@ def _cause(case: Case) -> _Cause:
     evidence: list[Evidence] = []
     if workers >= 0:
         evidence.append(Evidence("DataLoader worker processes", workers))
+    own = case.use_of_cores  # what other programs use is free again when they end
     if cpu is not None:
-        evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
+        held = limits.BUSY if own is None else None
+        evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), held, unit="percent"))
+    if own is not None:
+        evidence.append(Evidence("cores that the job itself occupies", round(own, 4), limits.MOST, unit="share"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
     words["per_gpu"] = " per GPU" if metrics.gpus else ""
     words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
@@ -289,9 +293,6 @@ def _cause(case: Case) -> _Cause:
         if case.would_share_cores(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
-    own = case.use_of_cores  # what other programs use is theirs again when they end
-    if own is not None:
-        evidence.append(Evidence("cores that the job itself occupies", round(own, 4), limits.MOST, unit="share"))
     if own >= limits.MOST if own is not None else cpu is not None and cpu >= limits.BUSY:
         return cause("cores_busy")
     if workers > 0 and pool.cores and workers >= pool.cores and not pool.idle:
