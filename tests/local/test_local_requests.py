@@ -185,7 +185,7 @@ def test_jobs_that_would_not_run_are_refused(bench):
         )
 
 
-def test_jobs_are_listed_by_time_and_in_the_order_that_is_asked_for(bench):
+def test_jobs_are_listed_by_time_and_in_the_requested_order(bench):
     """A time was refused ("can't compare offset-naive and offset-aware datetimes"), and the order was ignored."""
     started = [bench.start("print(1)") for _ in range(3)]
     for name in started:
