@@ -171,7 +171,7 @@ class Launched:
             decisive = [line for line in log if _DECISIVE.search(line)] or log
             shown = [*decisive[:SHOWN_LINES], *decisive[SHOWN_LINES:][-1:]]
             return f"{why}; its log has: {' | '.join(map(_line, shown))}", advice
-        if (why, advice) == _NOTHING_STORED and self.status == "Completed":  # no line of the agent in its log
+        if (why, advice) == _NOTHING_STORED and self.status == "Completed":  # its log has no line of the agent
             return why, f"{advice}. {_NO_FRAMEWORK}"
         return why, advice
 

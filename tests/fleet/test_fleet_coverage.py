@@ -413,7 +413,7 @@ def test_headline_and_limit_have_the_same_coverage_if_all_costs_cents():
     assert not below.unknown_for(fleet.totals)
 
 
-def test_a_limit_of_the_coverage_that_is_kept_states_nothing():
+def test_a_limit_of_the_coverage_that_is_kept_is_not_reported():
     """CI printed the explanation of the share as if the limit were broken."""
     cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
     totals = assemble([cheap, FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")]).totals

@@ -515,7 +515,7 @@ def test_the_versions_of_an_image_are_those_of_its_name(image, old):
     ],
 )
 def test_attach_warns_if_the_source_folder_does_not_install_the_agent(wire, tmp_path, files, warns):
-    """AWS's images lack sm-profiler: the job ran without a profile, and nothing had been stated before it."""
+    """AWS's images lack sm-profiler: the job ran without a profile, without a warning before it."""
     source = tmp_path / "src"
     source.mkdir()
     for name, text in {"train.py": "print(1)", **files}.items():
