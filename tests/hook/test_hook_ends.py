@@ -493,6 +493,7 @@ import faulthandler, os, signal, sys
 from pathlib import Path
 from sm_profiler.hook.process_end import StopSignals
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 stops = StopSignals(lambda: (Path(sys.argv[1]), "rank"), lambda: {"start_us": 5}, lambda action: action(), print)
 stops.start()
 with open(sys.argv[2], "wb") as file:
