@@ -234,8 +234,7 @@ def batches_needed(where: str) -> tuple[float, str, str]:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     alarm = f"Other programs kept this loop waiting for a CPU core {percent(share)} of its time: alone, it needs more."
     case = Case(report.metrics, {})
-    pool = workers_of(case)
-    shared = case.would_share_cores(pool.now, pool.wait / max(pool.wait + pool.rest, 1e-9))
+    shared = workers_of(case).would_share_cores(case)
     return 1 / seconds, alarm if share >= NOTICEABLE else "", ADVICE["input_one_core"] if shared else ""
 
 

@@ -1,4 +1,4 @@
-"""A bootstrap over blocks of consecutive rows: how much another draw of the same steps would differ."""
+"""Blocks of consecutive rows: how much another draw of the same steps would differ, and whether they go on growing."""
 
 from __future__ import annotations
 
@@ -69,6 +69,20 @@ class Blocks:
     def error_of_mean(self, seconds: Floats) -> tuple[float, float]:
         """Return how far below and above its value the mean of a row may lie, of some seconds of each block."""
         return _around(self.means(seconds), seconds.sum() / self.sizes.sum())
+
+
+def growth_of_blocks(blocks: Floats, at: int) -> float:
+    """Return by how much each block is longer than the one before it, of blocks that are longer from a number on.
+
+    It is 0 if a step describes the blocks better than a line, or if they do not go on growing to the end.
+    """
+    early, late = (float(np.median(half)) for half in np.array_split(blocks[at:], 2))
+    if late - early < limits.USUAL * float(np.median(blocks[at:]) - np.median(blocks[:at])):
+        return 0.0
+    x = np.arange(len(blocks))
+    fitted = np.polyfit(x, blocks, 1)
+    step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
+    return float(fitted[0]) if np.linalg.norm(blocks - np.polyval(fitted, x)) < np.linalg.norm(step) else 0.0
 
 
 def _around(draws: Floats, value: float) -> tuple[float, float]:

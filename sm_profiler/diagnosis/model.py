@@ -342,7 +342,7 @@ class Report:
 
     @property
     def cost_of_windows(self) -> float | None:
-        """The part of the hook's own time for windows, which a longer job has no more of; None without one."""
+        """The share of the loop that the hook spent on its windows, which a longer job does not repeat; None without windows."""
         own = self.metrics.records.get(PROFILING, Records())  # of any job that the hook recorded, a few moments
         return self.metrics.windows_cost if any(one.args.kind == "window" for one in own.longest) else None
 

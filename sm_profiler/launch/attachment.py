@@ -23,7 +23,13 @@ from sm_profiler.debugger import ProfilerConfig, ProfilerRule
 from sm_profiler.debugger.images import AwsImage, warn_of_old
 from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.environment import INSTALL, agent_environment, names_profiler, require_uploadable, switched_on
+from sm_profiler.launch.environment import (
+    INSTALL,
+    agent_environment,
+    may_install_profiler,
+    require_uploadable,
+    switched_on,
+)
 from sm_profiler.launch.request import (
     TESTED,
     build_request,
@@ -118,8 +124,7 @@ def _warn_of_missing_package(estimator: Any) -> None:
     if not isinstance(folder, str) or not Path(folder).is_dir() or getattr(estimator, "image_uri", None):
         return
     added = [Path(path) for path in getattr(estimator, "dependencies", None) or () if isinstance(path, str)]
-    files = [Path(folder, "requirements.txt"), *(path for path in added if path.name == "requirements.txt")]
-    if not any(map(names_profiler, files)) and not Path(folder, "setup.py").is_file():
+    if not may_install_profiler(Path(folder), *(path for path in added if path.name == "requirements.txt")):
         warnings.warn(
             f"the agent is not installed by {folder}, and AWS's images lack it: {INSTALL} there", stacklevel=4
         )

@@ -24,8 +24,13 @@ _SWITCH = re.compile(rf"{AUTO.name}\Z")
 _OURS = re.compile(rf"({CONFIG.name}(_\d+)?|{AUTO.name})\Z")
 
 
-def names_profiler(requirements: Path) -> bool:
-    """Return whether a requirements file installs sm-profiler, or refers to another file, which may."""
+def may_install_profiler(folder: Path, *more: Path) -> bool:
+    """Return whether a source folder, or more files of requirements, install sm-profiler, or what else may do so."""
+    return any(map(_names_profiler, (folder / "requirements.txt", *more))) or (folder / "setup.py").is_file()
+
+
+def _names_profiler(requirements: Path) -> bool:
+    """Return whether a requirements file has sm-profiler, or refers to another file, which may."""
     try:
         return _INSTALLS.search(requirements.read_text("utf-8", "replace")) is not None
     except OSError:

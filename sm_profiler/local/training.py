@@ -18,7 +18,7 @@ from sm_profiler.container import CHECKPOINTS, CODE, DEFAULT_PROFILER_OUTPUT, FA
 from sm_profiler.debugger.images import AwsImage
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import plural
-from sm_profiler.launch.environment import INSTALL, names_profiler
+from sm_profiler.launch.environment import INSTALL, may_install_profiler
 from sm_profiler.local.command import (
     Program,
     create_overlay,
@@ -351,7 +351,7 @@ class TrainingRun(threading.Thread):
         asked = self.job.hook_is_added or AUTO.usable(request.get("Environment", {}))
         if not asked or AwsImage.named(request["AlgorithmSpecification"].get("TrainingImage")) is None:
             return False
-        return code.is_dir() and not (names_profiler(code / "requirements.txt") or (code / "setup.py").is_file())
+        return code.is_dir() and not may_install_profiler(code)
 
     def _start_profiling(self, s3: Any) -> None:
         if self.job.tensor_rules:

@@ -189,6 +189,7 @@ class GpuMetrics:
 
 
 _SHOWN_NODES = 16
+MAX_MOVES = 3  # nodes that changed their machine
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -432,8 +433,9 @@ class JobMetrics:
 
     @property
     def moves(self) -> list[str]:
-        """The nodes whose attempts ran on several machines, as `algo-1 on gpu01, then gpu02`."""
-        return [f"{node} on {', then '.join(some)}" for node, some in self.machines.items() if len(some) > 1]
+        """The first nodes whose attempts ran on several machines, as `algo-1 on gpu01, then gpu02`."""
+        moved = [f"{node} on {', then '.join(some)}" for node, some in self.machines.items() if len(some) > 1]
+        return moved[:MAX_MOVES]
 
     def with_hosts(self, text: str) -> str:
         """Add the machines of the nodes and processes that a sentence names, each once, as `algo-2-9 (gpu02)`."""

@@ -62,7 +62,7 @@ def terminal_summary(
         again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
-        moved = "".join(f"; {move}" for move in report.metrics.moves[:3])
+        moved = "".join(f"; {move}" for move in report.metrics.moves)
         last += _wrap(
             printable(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}{moved}"), width
         )

@@ -53,7 +53,6 @@ _SHOWN_LAST = {
 _DECLARED = (("moss", "Y"), ("mint", "Z"), ("stone", "V"), ("sand", "U"), ("olive", "T"))  # in turn, for other names
 _ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
 
-MAX_MOVES = 3  # nodes that changed their machine
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
 MAX_OPEN_STACKS = 4  # the others are folded
@@ -400,7 +399,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         notes = [f"{duration(downtime)} of downtime"] if downtime else []
         notes += [f"{plural(repeated.steps, 'step')} done again"] if repeated else []
         notes += [unstored] if (unstored := unstored_attempts(metrics)) else []
-        notes += metrics.moves[:MAX_MOVES]
+        notes += metrics.moves
         tiles.append(("Interruptions", str(count) if count else "none", ", ".join(notes)))
     billed = billed_time(metrics.description)
     if billed is not None:

@@ -41,6 +41,7 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.startup import in_first_steps, start_parts
+from sm_profiler.metrics.system_fold import Usage
 
 _TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
 NO_LOADER = "no loader to watch in this loop"
@@ -316,20 +317,18 @@ class Case:
     @property
     def own_cores(self) -> list[float]:
         """CPU cores that each judged rank occupies in its loop, of those that recorded it."""
-        used = ((rank, self.metrics.usage.get(rank.name)) for rank in self.ranks)
-        found = [usage.cores(rank.start, rank.end) for rank, usage in used if usage is not None]
-        return [cores for cores in found if cores is not None]
+        return self._occupied(Usage.cores)
 
     @property
     def use_of_cores(self) -> float | None:
         """Share of the cores that the job itself occupies with its loaders' workers, 0 to 1; None if that is not known."""
-        found = [
-            usage.cores_with_children(rank.start, rank.end)
-            for rank in self.ranks
-            if (usage := self.metrics.usage.get(rank.name))
-        ]
-        known = [cores for cores in found if cores is not None]
+        known = self._occupied(Usage.cores_with_children)
         return min(float(np.mean(known)) / self.cores, 1.0) if known and self.cores else None
+
+    def _occupied(self, cores_of: Callable[[Usage, float, float], float | None]) -> list[float]:
+        used = ((rank, self.metrics.usage.get(rank.name)) for rank in self.ranks)
+        found = [cores_of(usage, rank.start, rank.end) for rank, usage in used if usage is not None]
+        return [cores for cores in found if cores is not None]
 
     @property
     def cores(self) -> int:
@@ -367,7 +366,7 @@ class Case:
     def would_share_cores(self, workers: int, load: float) -> bool:
         """Return whether worker processes would only take cores from the training process; of `load` as `mostly_waits`.
 
-        It has a single one, or its own threads keep nearly all of them busy, those that wait in loops for work as well.
+        It may use a single core, or its own threads keep nearly all of its cores busy, if only by spinning as they wait.
         """
         own = float(np.mean(self.own_cores)) if workers <= 0 and self.own_cores and not self.metrics.gpus else 0.0
         busy = self.cores == 1 or own >= limits.BUSY / 100 * max(self.cores, 2)

@@ -67,6 +67,11 @@ class Workers:
         beyond = {True: "workers_idle", False: "workers_many", None: "workers_unknown"}[self.idle]
         return FRAGMENTS["workers_few" if few else beyond].format_map(words)
 
+    def would_share_cores(self, case: Case, now: int | None = None) -> bool:
+        """Return whether more workers would only take cores from the training; `now` if the loader is none of torch's."""
+        load = self.wait / max(self.wait + self.rest, 1e-9)
+        return case.would_share_cores(self.now if now is None else now, load)
+
 
 def workers_of(case: Case) -> Workers:
     """Estimate the workers that the judged ranks need from the time that a batch takes today."""
@@ -290,7 +295,7 @@ def _cause(case: Case) -> _Cause:
     if workers == 0:
         if pool.wait * (1 - case.shared_wait) < limits.COLLATING_S and not pool.idle:
             return cause("one_by_one")
-        if case.would_share_cores(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
+        if pool.would_share_cores(case):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if own >= limits.MOST if own is not None else cpu is not None and cpu >= limits.BUSY:
@@ -442,7 +447,7 @@ def _keras(case: Case) -> _Cause | None:
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
     where, now, pool = _lines(case), max(record.args.num_workers or 0, 0), workers_of(case)
-    shared = case.would_share_cores(now, pool.wait / max(pool.wait + pool.rest, 1e-9))
+    shared = pool.would_share_cores(case, now)
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_one_core" if shared else "input_generator", (), where)
     more = max(pool.suggested, 2, now + 1)

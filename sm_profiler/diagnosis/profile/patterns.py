@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import growth_of_blocks
 from sm_profiler.diagnosis.confidence import MAY_BE_NEEDED, OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
@@ -351,7 +352,7 @@ def _change_of(lengths: Floats, quantile: float) -> Change | None:
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     first = _first_slow(lengths, at * size, size, (before + after) / 2)
-    grows = max(_growth_of_block(blocks, at) / size, 0.0)
+    grows = max(growth_of_blocks(blocks, at) / size, 0.0)
     if grows:
         before = min(before, float(np.median(blocks[: math.ceil(count / limits.STRETCHES)])))
     return Change(first, before, after, grows)
@@ -363,20 +364,6 @@ def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
     long = lengths[first:last] > middle
     wrong = np.concatenate([[0], np.cumsum(long)]) + np.concatenate([np.cumsum(~long[::-1])[::-1], [0]])
     return first + int(wrong.argmin())
-
-
-def _growth_of_block(blocks: Floats, at: int) -> float:
-    """Return by how much each block is longer than the one before it.
-
-    It is 0 if a step describes the blocks better than a line, or if they do not go on growing to the end.
-    """
-    early, late = (float(np.median(half)) for half in np.array_split(blocks[at:], 2))
-    if late - early < limits.USUAL * float(np.median(blocks[at:]) - np.median(blocks[:at])):
-        return 0.0
-    x = np.arange(len(blocks))
-    fitted = np.polyfit(x, blocks, 1)
-    step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
-    return float(fitted[0]) if np.linalg.norm(blocks - np.polyval(fitted, x)) < np.linalg.norm(step) else 0.0
 
 
 def largest_slowdown(case: Case) -> tuple[float, Rank, Change] | None:

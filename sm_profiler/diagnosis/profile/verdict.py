@@ -365,8 +365,10 @@ def _healthy(case: Case) -> Finding | None:
     }  # fmt: skip
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
-    confidence = _confidence_in_health(case, unexplained)
-    if (wanted := case.share_of(EVALUATION, SAVING)) * limits.MAJORITY >= limits.FLOOR:
+    wanted = case.share_of(EVALUATION, SAVING)
+    evaluates = wanted * limits.MAJORITY >= limits.FLOOR
+    confidence = _confidence_in_health(case, unexplained, evaluates=evaluates)
+    if evaluates:
         text, words = "healthy_evaluates", {**words, "computing": percent(computing), **_evaluating(case, wanted)}
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
@@ -441,7 +443,7 @@ def _why_not_waiting(case: Case) -> str:
     return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait), wait=wait)
 
 
-def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
+def _confidence_in_health(case: Case, unexplained: float, *, evaluates: bool) -> Confidence:
     """Return the confidence that nothing needs repair: never high, as the records do not show what the passes could leave out.
 
     Other programs that take the cores stretch what computes, and so hide what waits.
@@ -461,7 +463,6 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (launches_unknown(case), "the cost of launches is unknown"),
         (case.gpu_mean is not None and case.gpu_mean < limits.BUSY, "the GPU is idle for a part of the time"),
     )
-    evaluates = case.share_of(EVALUATION, SAVING) * limits.MAJORITY >= limits.FLOOR
     unmeasured = (
         "how often it must evaluate is not known" if evaluates else "how well the model computes was not measured"
     )

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import growth_of_blocks
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.stalls import find_period
@@ -126,12 +127,7 @@ def goes_on_growing(seconds: Floats, stretch: Stretch) -> bool:
     count = min(len(seconds) // limits.BLOCKS[1], limits.BLOCKS[0])
     usual = np.asarray([np.median(one) for one in np.array_split(seconds, count)])
     at = min(max(round(stretch.first / len(seconds) * count), 1), count - 2)
-    before, after = usual[:at], usual[at:]
-    early, late = (float(np.median(half)) for half in np.array_split(after, 2))
-    if not stretch.open or late - early < limits.USUAL * float(np.median(after) - np.median(before)):
-        return False
-    line = usual - np.polyval(np.polyfit(np.arange(count), usual, 1), np.arange(count))
-    return bool(np.linalg.norm(line) < np.linalg.norm(np.r_[before - before.mean(), after - after.mean()]))
+    return stretch.open and growth_of_blocks(usual, at) > 0
 
 
 def _edges(slow: Mask, first: int, last: int) -> tuple[int, int]:
